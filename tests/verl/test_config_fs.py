@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files are whole or absent; paths are checked with the key they came from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from verl.utils import fs
+from verl.utils.errors import UserError
+
+
+def test_atomic_write_creates_parents_and_replaces(tmp_path: Path) -> None:
+    target = tmp_path / "a" / "b.txt"
+    fs.atomic_write(target, "one\n")
+    fs.atomic_write(target, "zw\u00f6lf".encode())
+    assert target.read_text(encoding="utf-8") == "zw\u00f6lf"
+    assert [path.name for path in target.parent.iterdir()] == ["b.txt"]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert target.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("broken", ["fsync", "replace"])
+def test_a_crash_while_writing_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    target = tmp_path / "file.json"
+    fs.atomic_write(target, "old")
+
+    def crash(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, broken, crash)
+    with pytest.raises(KeyboardInterrupt):
+        fs.atomic_write(target, "new")
+    monkeypatch.undo()
+    assert target.read_text(encoding="utf-8") == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_atomic_dir_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "step_1"
+    with pytest.raises(RuntimeError), fs.atomic_dir(target) as folder:
+        (folder / "part").write_text("x", encoding="utf-8")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    with fs.atomic_dir(target) as folder:
+        assert folder.parent == tmp_path and folder.name.startswith("step_1.tmp-")
+        assert not target.exists()
+        (folder / "part").write_text("x", encoding="utf-8")
+    assert (target / "part").read_text(encoding="utf-8") == "x"
+    assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
+
+
+def test_atomic_dir_replaces_only_when_told(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with fs.atomic_dir(target) as folder:
+        (folder / "old").touch()
+    with pytest.raises(FileExistsError, match="out exists already"), fs.atomic_dir(target):
+        pass
+    with pytest.raises(RuntimeError), fs.atomic_dir(target, overwrite=True) as folder:
+        raise RuntimeError
+    assert [path.name for path in target.iterdir()] == ["old"]
+    with fs.atomic_dir(target, overwrite=True) as folder:
+        (folder / "new").touch()
+    assert [path.name for path in target.iterdir()] == ["new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_failed_swap_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "out"
+    with fs.atomic_dir(target) as folder:
+        (folder / "old").touch()
+    real = os.replace
+
+    def fail_for_new(source: str | Path, destination: str | Path) -> None:
+        if ".tmp-old-" not in str(source) and Path(destination) == target:
+            raise OSError("disk")
+        real(source, destination)
+
+    monkeypatch.setattr(os, "replace", fail_for_new)
+    with pytest.raises(OSError, match="disk"), fs.atomic_dir(target, overwrite=True):
+        pass
+    assert [path.name for path in target.iterdir()] == ["old"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_paths_are_checked_with_their_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "file").touch()
+    assert fs.copy_to_local("~/model", "k") == str(tmp_path / "model")
+    assert fs.copy_to_local("model", "k") == "model"
+    assert fs.copy_to_local("Qwen/Qwen2.5-1.5B-Instruct", "k") == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert fs.copy_to_local("gpt2", "k") == "gpt2"
+    for missing in ("./other", "/no/such", "~/other", "a/b/c", "model/inner", "with space", ""):
+        with pytest.raises(UserError, match=r"model\.path"):
+            fs.copy_to_local(missing, "model.path")
+    with pytest.raises(UserError, match="hdfs"):
+        fs.copy_to_local("hdfs://a/b", "k")
+    assert fs.require_dir("model", "k") == Path("model") and fs.require_file("file", "k") == Path("file")
+    with pytest.raises(UserError, match=r"data\.dir=file: the folder file is not a folder"):
+        fs.require_dir("file", "data.dir")
+    with pytest.raises(UserError, match=r"data\.file=nothing: the file nothing does not exist"):
+        fs.require_file("nothing", "data.file")

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local files: writes that are whole or absent, and checks of paths that name the config key they came from."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from verl.utils.errors import UserError
+
+__all__ = [
+    "atomic_dir",
+    "atomic_write",
+    "copy_to_local",
+    "is_hdfs_path",
+    "is_hf_id",
+    "require_dir",
+    "require_file",
+]
+
+logger = logging.getLogger(__name__)
+
+# `name` or `owner/name`, as the Hugging Face hub spells its ids.
+_HF_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?")
+_FILE_MODE = 0o666
+_DIR_MODE = 0o777
+
+
+def _current_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` durable; file systems that cannot sync a folder are left alone."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def atomic_write(path: str | Path, data: str | bytes) -> None:
+    """Write `data` (text as UTF-8) to `path` so that a reader sees the old file or the new one, never a part.
+
+    Missing parent folders are created. When writing fails the old file stays, no temporary file is left and the
+    error is raised.
+    """
+    target = Path(path).expanduser()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    payload = data.encode("utf-8") if isinstance(data, str) else data
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.tmp-", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as handle:
+            handle.write(payload)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.chmod(temporary, _FILE_MODE & ~_current_umask())
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(target.parent)
+
+
+@contextmanager
+def atomic_dir(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a folder `{path}.tmp-*` beside `path`; it gets the name `path` when the block ends without error.
+
+    On an error inside the block the temporary folder is removed and `path` is as it was. A folder that exists
+    already is replaced only with `overwrite=True`; it is moved aside first and removed after the rename.
+
+    Raises:
+        FileExistsError: `path` exists and `overwrite` is False.
+    """
+    target = Path(path).expanduser()
+    if target.exists() and not overwrite:
+        raise FileExistsError(f"{target} exists already; choose another folder or remove it first.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f"{target.name}.tmp-", dir=target.parent))
+    try:
+        temporary.chmod(_DIR_MODE & ~_current_umask())
+        yield temporary
+        _swap_in(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sync_folder(target.parent)
+
+
+def _swap_in(temporary: Path, target: Path) -> None:
+    if not target.exists():
+        os.replace(temporary, target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f"{target.name}.tmp-old-", dir=target.parent))
+    os.replace(target, old / target.name)
+    try:
+        os.replace(temporary, target)
+    except BaseException:
+        os.replace(old / target.name, target)
+        shutil.rmtree(old, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def is_hdfs_path(path: str) -> bool:
+    """Whether `path` names a remote file system, which this version does not read or write."""
+    return path.startswith(("hdfs://", "viewfs://"))
+
+
+def is_hf_id(path: str) -> bool:
+    """Whether `path` has the form of a Hugging Face id (`name` or `owner/name`) and is not written as a path."""
+    return _HF_ID.fullmatch(path) is not None
+
+
+def require_dir(path: str | Path, key: str) -> Path:
+    """The existing folder `path` (with `~` expanded); UserError naming `key` and the path otherwise."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        kind = "is not a folder" if folder.exists() else "does not exist"
+        raise UserError(f"{key}={path}: the folder {folder} {kind}; set {key} to an existing folder.")
+    return folder
+
+
+def require_file(path: str | Path, key: str) -> Path:
+    """The existing, readable file `path` (with `~` expanded); UserError naming `key` and the path otherwise."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        kind = "is not a file" if file.exists() else "does not exist"
+        raise UserError(f"{key}={path}: the file {file} {kind}; set {key} to an existing file.")
+    if not os.access(file, os.R_OK):
+        raise UserError(f"{key}={path}: the file {file} cannot be read; check its permissions.")
+    return file
+
+
+def copy_to_local(path: str | Path, key: str) -> str:
+    """Resolve a model or data location to something `from_pretrained` or an open call understands.
+
+    An existing local path comes back with `~` expanded, a Hugging Face id comes back unchanged (loading it is the
+    hub client's business, which honours HF_HUB_OFFLINE).
+
+    Raises:
+        UserError: the path is remote (hdfs), or looks like a local path and does not exist; names `key`.
+    """
+    text = str(path)
+    if not text:
+        raise UserError(f"{key} is empty; set it to a local folder or a Hugging Face id.")
+    if is_hdfs_path(text):
+        raise UserError(f"{key}={text}: hdfs locations are not supported; copy the files to a local folder first.")
+    local = Path(text).expanduser()
+    if local.exists():
+        return str(local)
+    # `outputs/model` has the form of an id; where the folder `outputs` exists, a local path is meant.
+    meant_locally = "/" in text and local.parent.is_dir()
+    if meant_locally or not is_hf_id(text):
+        raise UserError(
+            f"{key}={text}: {local} does not exist; set {key} to an existing local folder or a Hugging Face id "
+            "(owner/name)."
+        )
+    return text
