@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything about acting: environments, memory, the rollout loop, and credit for single steps."""
