@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent loop: prompts -> generation -> environment steps -> rows and episode records; validation."""
+
+from agent_system.multi_turn_rollout.rollout_loop import RolloutResult, TrajectoryCollector
+from agent_system.multi_turn_rollout.validation import ValidationResult, Validator
+
+__all__ = ["RolloutResult", "TrajectoryCollector", "ValidationResult", "Validator"]

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A policy's worker group without a model: responses come from a function of (prompt text, sampling seed)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from verl.protocol import DataProto
+
+Policy = Callable[[str, int], str]
+
+
+class FakeActorGroup:
+    """Has `world_size` and `generate_sequences` like a real group; keeps what it was asked in `requests`."""
+
+    def __init__(self, tokenizer: Any, policy: Policy, *, response_length: int = 48, world_size: int = 1) -> None:
+        self.world_size = world_size
+        self.requests: list[DataProto] = []
+        self.sampled: list[list[int]] = []
+        self._tokenizer = tokenizer
+        self._policy = policy
+        self._length = response_length
+
+    def generate_sequences(self, data: DataProto) -> DataProto:
+        assert len(data) % self.world_size == 0, f"{len(data)} rows do not split over {self.world_size} ranks"
+        self.requests.append(data)
+        prompts, mask = data.batch["input_ids"], data.batch["attention_mask"]
+        texts = [
+            self._tokenizer.decode(ids[keep.bool()], skip_special_tokens=False) for ids, keep in zip(prompts, mask)
+        ]
+        answers = [self._policy(text, seed) for text, seed in zip(texts, data.batch["sampling_seed"].tolist())]
+        pad, eos = data.meta_info["pad_token_id"], data.meta_info["eos_token_id"]
+        responses = torch.full((len(data), self._length), pad, dtype=torch.int64)
+        answer_mask = torch.zeros_like(responses)
+        for row, answer in enumerate(answers):
+            ids = (self._tokenizer(answer, add_special_tokens=False)["input_ids"] + [eos])[: self._length]
+            self.sampled.append(ids)
+            responses[row, : len(ids)] = torch.tensor(ids)
+            answer_mask[row, : len(ids)] = 1
+        full_mask = torch.cat([mask, answer_mask], dim=1)
+        log_probs = torch.where(answer_mask.bool(), -0.5, -1.0)
+        return DataProto.from_dict(
+            tensors={
+                "prompts": prompts,
+                "responses": responses,
+                "input_ids": torch.cat([prompts, responses], dim=1),
+                "attention_mask": full_mask,
+                "position_ids": (full_mask.cumsum(dim=1) - 1).clamp(min=0),
+                "rollout_log_probs": log_probs,
+            }
+        )
+
+
+def choose_command(prompt: str, seed: int) -> str:
+    """A well-formed response with one of the commands at the end of a TOY prompt, picked by the seed."""
+    user = prompt.rsplit("<|im_end|>", 1)[0]
+    commands = user.split("You are in the ")[-1].split("Nothing happens.")[-1].split("\n")[1:]
+    return f"<think>{seed % 7}</think><action>{commands[seed % len(commands)]}</action>"
