@@ -327,7 +327,7 @@ class EnvConfig:
     """Turns per episode."""
     history_length: int = 2
     """Past steps shown in the prompt; <= 0 = none."""
-    num_workers: PositiveInt | None = None
+    num_workers: NonNegativeInt | None = None
     """Environment actors; null = from the number of cores."""
     resources_per_worker: ResourcesConfig = field(default_factory=ResourcesConfig)
     rollout: EnvRolloutConfig = field(default_factory=EnvRolloutConfig)
