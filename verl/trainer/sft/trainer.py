@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Supervised fine-tuning with FSDP: one process, or one per device under torchrun."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from tqdm import tqdm
+
+from verl.trainer.config.schema import SFTConfig, SFTDataConfig
+from verl.trainer.sft.checkpoint import (
+    ResumeState,
+    find_checkpoint,
+    load_optimizers,
+    read_resume_state,
+    save_checkpoint,
+)
+from verl.trainer.sft.optim import build_optimizers, build_schedules
+from verl.trainer.sft.step import LossStats, accumulate_gradients, evaluate_loss
+from verl.utils.dataset.sft_batching import epoch_order, steps_per_epoch
+from verl.utils.dataset.sft_dataset import SFTDataset, TokenRows, pad_id
+from verl.utils.device import resolve_device
+from verl.utils.distributed import initialize_process_group
+from verl.utils.errors import UserError
+from verl.utils.fsdp_utils import clip_grad_norm
+from verl.utils.tokenizer import hf_tokenizer
+from verl.utils.tracking import Tracking
+from verl.workers.model_builder import build_model
+
+__all__ = ["FSDPSFTTrainer", "create_sft_dataset"]
+
+logger = logging.getLogger(__name__)
+
+
+def create_sft_dataset(
+    data_paths: str | Sequence[str], data_config: SFTDataConfig, tokenizer: Any, config_key: str = "data.train_files"
+) -> SFTDataset:
+    """The data set that the `data` section describes, read from `data_paths`."""
+    return SFTDataset(
+        data_paths,
+        tokenizer,
+        prompt_key=_one(data_config.prompt_key, "data.prompt_key"),
+        response_key=_one(data_config.response_key, "data.response_key"),
+        prompt_dict_keys=data_config.prompt_dict_keys or (),
+        response_dict_keys=data_config.response_dict_keys or (),
+        max_length=data_config.max_length,
+        truncation=data_config.truncation,
+        weight_key=data_config.weight_key,
+        config_key=config_key,
+    )
+
+
+def _one(key: str | tuple[str, ...], name: str) -> str:
+    if isinstance(key, str):
+        return key
+    if len(key) != 1:
+        raise UserError(f"{name}={list(key)} names {len(key)} columns; name one")
+    return key[0]
+
+
+class FSDPSFTTrainer:
+    """Fine-tunes a causal language model on (prompt, response) rows.
+
+    Construction loads tokenizer, data and model; `fit` trains. Under torchrun every rank makes one. The result does
+    not depend on micro-batch size or number of ranks, except for the order of floating-point additions.
+
+    Attributes a caller may use: `model`, `tokenizer`, `optimizers`, `train_rows`, `val_rows`, `global_step`,
+    `total_steps`, `device`, `rank`, `world_size`.
+    """
+
+    def __init__(
+        self, config: SFTConfig, *, train_rows: TokenRows | None = None, val_rows: TokenRows | None = None
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            config: a checked config.
+            train_rows, val_rows: token rows to use instead of `data.train_files` and `data.val_files`.
+
+        Raises:
+            UserError: missing or unsuitable files, columns, model, checkpoint or device.
+        """
+        _refuse_unbuilt(config)
+        self.config = config
+        for module in _names(config.model.external_lib):
+            importlib.import_module(module)
+        self.device = resolve_device(config.trainer.device)
+        self.rank, self.world_size = initialize_process_group(self.device)
+        self.group = dist.group.WORLD if self.world_size > 1 else None
+        self._resume_from = None if config.trainer.resume_path is None else find_checkpoint(config.trainer.resume_path)
+        self.tokenizer = hf_tokenizer(
+            config.model.partial_pretrain,
+            config_key="model.partial_pretrain",
+            trust_remote_code=config.model.trust_remote_code,
+        )
+        self.train_rows = train_rows if train_rows is not None else self._read(config.data.train_files, "train_files")
+        if val_rows is None and config.data.val_files:
+            val_rows = self._read(config.data.val_files, "val_files")
+        self.val_rows = val_rows
+        self._batch_size = min(config.data.train_batch_size, len(self.train_rows))
+        if self._batch_size < config.data.train_batch_size:
+            logger.warning(
+                "data.train_batch_size=%d but there are only %d rows: each step uses all of them",
+                config.data.train_batch_size,
+                len(self.train_rows),
+            )
+        self.steps_per_epoch = steps_per_epoch(len(self.train_rows), self._batch_size)
+        self.total_steps = config.trainer.total_epochs * self.steps_per_epoch
+        if config.trainer.total_training_steps is not None:
+            self.total_steps = min(self.total_steps, config.trainer.total_training_steps)
+        self.global_step = 0
+        self._load_model()
+
+    def _read(self, files: str | tuple[str, ...], key: str) -> TokenRows:
+        return create_sft_dataset(files, self.config.data, self.tokenizer, f"data.{key}").rows
+
+    def _load_model(self) -> None:
+        model = self.config.model
+        self.model: nn.Module = build_model(
+            model.partial_pretrain if self._resume_from is None else str(self._resume_from),
+            strategy=model.strategy,
+            device=self.device,
+            trainable=True,
+            fsdp_config=model.fsdp_config.to_fsdp_config(),
+            override_config=model.override_config,
+            enable_gradient_checkpointing=model.enable_gradient_checkpointing,
+            trust_remote_code=model.trust_remote_code,
+            config_key="model.partial_pretrain",
+        )
+        optim = self.config.optim
+        self.optimizers = build_optimizers(
+            self.model,
+            name=optim.name,
+            lr=optim.lr,
+            muon_lr=optim.muon_lr,
+            betas=optim.betas,
+            weight_decay=optim.weight_decay,
+        )
+        if self._resume_from is not None:
+            self._resume(self._resume_from)
+        self._schedules = build_schedules(
+            self.optimizers,
+            kind=optim.lr_scheduler,
+            warmup_steps=int(optim.warmup_steps_ratio * self.total_steps),
+            total_steps=self.total_steps,
+            min_lr_ratio=optim.min_lr_ratio,
+            done_steps=self.global_step,
+        )
+
+    def _resume(self, folder: Path) -> None:
+        saved, now = read_resume_state(folder), self._resume_state()
+        for name in ("seed", "train_batch_size", "num_rows"):
+            if getattr(saved, name) != getattr(now, name):
+                raise UserError(
+                    f"trainer.resume_path={folder} was written with {name}={getattr(saved, name)}, this run has "
+                    f"{getattr(now, name)}, so the rows would come in another order; use the same data and settings"
+                )
+        load_optimizers(folder, self.model, self.optimizers)
+        self.global_step = saved.global_step
+        logger.info("resumed from %s at step %d", folder, self.global_step)
+
+    def _resume_state(self) -> ResumeState:
+        return ResumeState(
+            self.global_step, self.config.trainer.seed, self._batch_size, len(self.train_rows), self.total_steps
+        )
+
+    def fit(self) -> dict[str, float]:
+        """Train to `total_steps`, validating each epoch (and every `test_freq` steps); save at the end.
+
+        Returns:
+            The last values of the logged metrics (`train/loss`, `val/loss`, ...); the same on every rank.
+        """
+        trainer = self.config.trainer
+        tracking = self._tracking()
+        last: dict[str, float] = {}
+        try:
+            with self._progress() as progress:
+                while self.global_step < self.total_steps:
+                    metrics = self.training_step()
+                    step, end = self.global_step, self.global_step == self.total_steps
+                    if end or step % self.steps_per_epoch == 0 or _due(step, trainer.test_freq):
+                        metrics |= self.validate()
+                    if end or _due(step, trainer.save_freq):
+                        self.save_checkpoint()
+                    last |= metrics
+                    if tracking is not None:
+                        tracking.log(data=metrics, step=step)
+                    progress.set_postfix_str(_summary(last), refresh=False)
+                    progress.update()
+        finally:
+            if tracking is not None:
+                tracking.close()
+        return last
+
+    def training_step(self) -> dict[str, float]:
+        """One optimizer step on the global batch that belongs to `global_step`; raises `global_step` by one."""
+        start = time.perf_counter()
+        epoch, position = divmod(self.global_step, self.steps_per_epoch)
+        order = epoch_order(len(self.train_rows), self.config.trainer.seed, epoch)
+        indices = order[position * self._batch_size : (position + 1) * self._batch_size]
+        self.model.train()
+        with self._seeded():
+            stats = accumulate_gradients(
+                self.model,
+                self.train_rows,
+                indices,
+                micro_batch_size=self.config.data.micro_batch_size_per_gpu,
+                pad_token_id=pad_id(self.tokenizer),
+                device=self.device,
+                group=self.group,
+            )
+        rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
+        grad_norm = float(clip_grad_norm(self.model, self.config.optim.clip_grad))
+        finite = math.isfinite(grad_norm)
+        for optimizer, schedule in zip(self.optimizers, self._schedules):
+            if not finite:
+                optimizer.zero_grad(set_to_none=True)
+            # Without gradients a step leaves parameters and moments alone.
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            schedule.step()
+        if not finite:
+            logger.warning("step %d: the gradient norm is %s; no parameter was changed", self.global_step, grad_norm)
+        self.global_step += 1
+        return self._metrics(stats, grad_norm, rates, time.perf_counter() - start)
+
+    def _metrics(self, stats: LossStats, grad_norm: float, rates: list[float], seconds: float) -> dict[str, float]:
+        metrics = {
+            "train/loss": stats.loss,
+            "train/grad_norm": grad_norm,
+            "train/skipped": 0.0 if math.isfinite(grad_norm) else 1.0,
+            "train/lr": rates[-1],
+            "train/epoch": self.global_step / self.steps_per_epoch,
+            "perf/tokens_per_s": stats.num_tokens / seconds,
+            "perf/padding_share": 1.0 - stats.num_tokens / max(1, stats.num_positions),
+            "timing_s/step": seconds,
+        }
+        if len(rates) > 1:
+            metrics["train/muon_lr"] = rates[0]
+        return metrics
+
+    @contextmanager
+    def _seeded(self) -> Iterator[None]:
+        """Draws of dropout layers as a function of (seed, step, rank), without touching the caller's generators."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            mixed = (self.config.trainer.seed * 1_000_003 + self.global_step) * 65_537 + self.rank
+            torch.manual_seed(mixed % 2**63)
+            yield
+
+    def validate(self) -> dict[str, float]:
+        """Loss on all validation rows: `{"val/loss": ...}`, empty without validation rows. Collective."""
+        if self.val_rows is None:
+            return {}
+        self.model.eval()
+        stats = evaluate_loss(
+            self.model,
+            self.val_rows,
+            micro_batch_size=self.config.data.micro_batch_size_per_gpu,
+            pad_token_id=pad_id(self.tokenizer),
+            device=self.device,
+            group=self.group,
+        )
+        return {"val/loss": stats.loss}
+
+    def save_checkpoint(self) -> Path:
+        """Write `{default_local_dir}/global_step_N` and return it. Collective."""
+        folder = Path(self.config.trainer.default_local_dir).expanduser() / f"global_step_{self.global_step}"
+        save_checkpoint(
+            folder,
+            model=self.model,
+            optimizers=self.optimizers,
+            tokenizer=self.tokenizer,
+            state=self._resume_state(),
+            trust_remote_code=self.config.model.trust_remote_code,
+        )
+        return folder
+
+    def _tracking(self) -> Tracking | None:
+        if self.rank != 0:
+            return None
+        trainer = self.config.trainer
+        return Tracking(
+            project_name=trainer.project_name,
+            experiment_name=trainer.experiment_name,
+            backends=trainer.logger,
+            log_dir=Path(trainer.default_local_dir).expanduser(),
+            config=asdict(self.config),
+        )
+
+    def _progress(self) -> Any:
+        # Logs get a line a minute, a terminal a live one.
+        return tqdm(
+            total=self.total_steps,
+            initial=self.global_step,
+            desc="fine-tuning",
+            unit="step",
+            disable=self.rank != 0,
+            mininterval=0.5 if sys.stderr.isatty() else 60.0,
+            dynamic_ncols=True,
+        )
+
+
+def _refuse_unbuilt(config: SFTConfig) -> None:
+    """One sentence for each choice that this trainer lacks; the checks of the config section come before."""
+    if config.data.multiturn.enable:
+        raise UserError("data.multiturn.enable is not available; write one row per assistant turn and set it to False.")
+    if config.use_remove_padding:
+        raise UserError(
+            "use_remove_padding is not available here (micro-batches hold rows of similar length instead); "
+            "set use_remove_padding=False."
+        )
+    if config.optim.name == "muon" and config.model.strategy == "fsdp":
+        raise UserError("optim.name=muon needs whole matrices; set model.strategy=fsdp2 or optim.name=adamw.")
+
+
+def _names(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else value
+
+
+def _due(step: int, frequency: int) -> bool:
+    return frequency > 0 and step % frequency == 0
+
+
+def _summary(metrics: dict[str, float]) -> str:
+    shown = [("loss", "train/loss", ".3f"), ("val", "val/loss", ".3f"), ("tok/s", "perf/tokens_per_s", ",.0f")]
+    return ", ".join(f"{label} {metrics[key]:{form}}" for label, key, form in shown if key in metrics)
