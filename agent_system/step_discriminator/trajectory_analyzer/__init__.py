@@ -10,9 +10,10 @@ from agent_system.step_discriminator.trajectory_analyzer.adapters import (
     base_env_name,
     get_adapter,
     register_adapter,
+    require_adapter,
 )
 from agent_system.step_discriminator.trajectory_analyzer.document import load_credit_analysis
-from agent_system.step_discriminator.trajectory_analyzer.label import label_trajectories
+from agent_system.step_discriminator.trajectory_analyzer.label import label_trajectories, revealing_steps
 from agent_system.step_discriminator.trajectory_analyzer.records import KINDS, CreditOptions, CreditRecord, StepCredit
 from agent_system.step_discriminator.trajectory_analyzer.replay import Replayer
 
@@ -28,4 +29,6 @@ __all__ = [
     "label_trajectories",
     "load_credit_analysis",
     "register_adapter",
+    "require_adapter",
+    "revealing_steps",
 ]

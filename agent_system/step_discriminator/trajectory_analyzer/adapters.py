@@ -16,7 +16,14 @@ from agent_system.step_discriminator.trajectory_analyzer.label import EnvFactory
 from agent_system.step_discriminator.trajectory_analyzer.replay import ReplayableGame, SuccessTest, reported_won
 from verl.utils.errors import UserError
 
-__all__ = ["EnvAdapter", "alfworld_reveals", "base_env_name", "get_adapter", "register_adapter"]
+__all__ = [
+    "EnvAdapter",
+    "alfworld_reveals",
+    "base_env_name",
+    "get_adapter",
+    "register_adapter",
+    "require_adapter",
+]
 
 
 @dataclass(frozen=True)
@@ -46,12 +53,17 @@ def base_env_name(env_name: str) -> str:
     return env_name.split("/")[0].lower()
 
 
-def get_adapter(env_name: str, data_dir: str | Path | None) -> EnvAdapter:
-    """The adapter of an environment; UserError with the known names otherwise."""
+def require_adapter(env_name: str) -> AdapterBuilder:
+    """The builder of an environment's adapter, without touching its data; UserError with the known names otherwise."""
     name = base_env_name(env_name)
     if name not in _BUILDERS:
         raise UserError(f"env_name={env_name}: credit analysis knows {', '.join(sorted(_BUILDERS))}.")
-    return _BUILDERS[name](None if data_dir is None else Path(data_dir))
+    return _BUILDERS[name]
+
+
+def get_adapter(env_name: str, data_dir: str | Path | None) -> EnvAdapter:
+    """The adapter of an environment; UserError with the known names otherwise."""
+    return require_adapter(env_name)(None if data_dir is None else Path(data_dir))
 
 
 _FIRST_SIGHT = re.compile(r"(go to|open) (.+)")

@@ -20,7 +20,7 @@ from agent_system.step_discriminator.trajectory_analyzer.replay import (
 from agent_system.trajectory import Trajectory
 from verl.utils.errors import UserError
 
-__all__ = ["EnvFactory", "RevealTest", "TrajectoryJob", "label_job", "label_trajectories"]
+__all__ = ["EnvFactory", "RevealTest", "TrajectoryJob", "label_job", "label_trajectories", "revealing_steps"]
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def _with_counts(record: CreditRecord, replayer: Replayer, options: CreditOption
 
 def _label_steps(replayer: Replayer, reveals: RevealTest | None) -> tuple[StepCredit, ...]:
     original = replayer.original
-    revealing = _revealing_steps(original, reveals)
+    revealing = revealing_steps(original.actions, original.observations, original.keys, reveals)
     steps = []
     for index in range(len(original.actions)):
         ablation = replayer.without(index)
@@ -134,18 +134,26 @@ def _label_steps(replayer: Replayer, reveals: RevealTest | None) -> tuple[StepCr
     return tuple(steps)
 
 
-def _revealing_steps(original: OriginalRun, reveals: RevealTest | None) -> set[int]:
-    """Indices of the steps that changed the state and showed a place or page for the first time in this run."""
+def revealing_steps(
+    actions: Sequence[str], observations: Sequence[str], keys: Sequence[str], reveals: RevealTest | None
+) -> set[int]:
+    """Indices of the steps that changed the state and showed a place or page for the first time in this run.
+
+    Args:
+        actions: T actions.
+        observations, keys: what was seen and the state key before every action and after the last, T + 1 each.
+        reveals: None = nothing counts as revealing.
+    """
     if reveals is None:
         return set()
     seen: set[str] = set()
     found: set[int] = set()
-    for index, action in enumerate(original.actions):
-        name = reveals(action, original.observations[index + 1])
+    for index, action in enumerate(actions):
+        name = reveals(action, observations[index + 1])
         if name is None or name in seen:
             continue
         seen.add(name)
-        if original.keys[index] != original.keys[index + 1]:
+        if keys[index] != keys[index + 1]:
             found.add(index)
     return found
 

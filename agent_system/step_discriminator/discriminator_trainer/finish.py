@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stage 2, last but one: the newest fine-tuning checkpoint becomes a discriminator folder.
+
+    python -m agent_system.step_discriminator.discriminator_trainer.finish --sft RUN_DIR --out MODEL_DIR
+
+The folder loads with `from_pretrained` and holds `discriminator.json`; optimizer state stays behind. `evaluate` adds
+the validation metrics. Exit status: 0, or 2 with one line on stderr when nothing was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from verl.utils.errors import UserError
+from verl.utils.fs import atomic_dir
+
+__all__ = ["finish", "main"]
+
+DISCRIMINATOR_FILE = "discriminator.json"
+_LEAVE_OUT = "resume"
+
+
+def finish(checkpoint: str | Path, out: str | Path, *, max_length: int, threshold: float = 0.5) -> Path:
+    """Copy the Hugging Face part of `checkpoint` to `out` and add `discriminator.json`; whole or not at all.
+
+    Raises:
+        UserError: `checkpoint` has no model, or `out` is something else than a discriminator.
+    """
+    from agent_system.step_discriminator.discriminator import DiscriminatorConfig
+    from verl.utils.tokenizer import hf_tokenizer
+
+    source, target = Path(checkpoint), Path(out)
+    if not (source / "config.json").is_file():
+        raise UserError(f"--sft: {source} holds no model (config.json is missing); give the folder of a finished run")
+    if target.exists() and any(target.iterdir()) and not (target / DISCRIMINATOR_FILE).is_file():
+        raise UserError(f"--out: {target} exists and is no discriminator; choose another folder")
+    tokenizer = hf_tokenizer(str(source), config_key="--sft")
+    config = DiscriminatorConfig(max_length=max_length, threshold=threshold)
+    with atomic_dir(target, overwrite=True) as folder:
+        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(_LEAVE_OUT))
+        config.save(folder, tokenizer)
+    return target
+
+
+def newest_checkpoint(run_dir: str | Path) -> Path:
+    """The newest `global_step_N` of a fine-tuning run: the one the run's tracker file names, else the highest.
+
+    Raises:
+        UserError: there is none.
+    """
+    run = Path(run_dir)
+    tracker = run / "latest_checkpointed_iteration.txt"
+    if tracker.is_file():
+        return run / f"global_step_{tracker.read_text(encoding='utf-8').strip()}"
+    steps = [path for path in run.glob("global_step_*") if path.name.removeprefix("global_step_").isdigit()]
+    if not steps:
+        raise UserError(f"--sft: {run} holds no global_step_N folder; give the folder of a finished run")
+    return max(steps, key=lambda path: int(path.name.removeprefix("global_step_")))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="finish", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--sft", required=True, help="folder of the fine-tuning run (trainer.default_local_dir)")
+    parser.add_argument("--out", required=True, help="discriminator folder to write")
+    parser.add_argument("--max-length", type=int, default=4096, help="as given to prepare (default 4096)")
+    parser.add_argument("--threshold", type=float, default=0.5, help="credit below it is redundant (default 0.5)")
+    args = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        finish(newest_checkpoint(args.sft), args.out, max_length=args.max_length, threshold=args.threshold)
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    sys.stdout.write(f"discriminator folder: {args.out}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
