@@ -60,11 +60,12 @@ def toy_trainer(
     tasks: Sequence[dict[str, Any]] = RED,
     ranks: Any = local_worker_groups,
     recipes: Sequence[Recipe] = (),
+    device: str = "cpu",
 ) -> RayPPOTrainer:
     trainer = build_trainer(
         config,
         recipes,
-        device="cpu",
+        device=device,
         make_worker_groups=ranks,
         train_envs=toy_envs(config, train=True, tasks=tasks),
         val_envs=toy_envs(config, train=False, tasks=tasks),
