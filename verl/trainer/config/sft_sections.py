@@ -58,6 +58,8 @@ class SFTDataConfig:
     response_dict_keys: tuple[str, ...] | None = ("answer",)
     weight_key: str | None = None
     """Column with a loss weight per row; null = every row counts once."""
+    prompt_loss_weight: NonNegativeFloat = 0.0
+    """Weight of predicting a prompt token, relative to a response token's 1."""
     multiturn: MultiturnConfig = field(default_factory=MultiturnConfig)
     max_length: PositiveInt = 1024
     """Tokens of prompt and response together."""

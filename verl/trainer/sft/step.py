@@ -22,7 +22,8 @@ __all__ = ["LossStats", "accumulate_gradients", "evaluate_loss"]
 class LossStats:
     """Loss of a set of rows over all ranks.
 
-    loss: sum of w_row * nll_t over target tokens, divided by the sum of w_row over the same tokens.
+    loss: sum of w_row * nll_t over target tokens, divided by the sum of w_row over the same tokens (prompt tokens, where
+        they enter the loss, count `prompt_loss_weight` in both sums).
     num_tokens: real tokens of the rows (prompt and response). num_positions: the same with padding.
     num_targets: tokens that entered the loss.
     """
@@ -42,6 +43,7 @@ def accumulate_gradients(
     pad_token_id: int,
     device: torch.device,
     group: dist.ProcessGroup | None = None,
+    prompt_loss_weight: float = 0.0,
 ) -> LossStats:
     """Add the gradient of one global batch's loss to `model`.
 
@@ -54,8 +56,11 @@ def accumulate_gradients(
         micro_batch_size: rows per forward on one rank.
         group: the ranks that share the batch; None = this process alone. The model's data-parallel wrapper is
             expected to average gradients over the same ranks.
+        prompt_loss_weight: weight of predicting a prompt token, relative to a response token's 1.
     """
-    return _run(model, rows, indices, micro_batch_size, pad_token_id, device, group, train=True)
+    return _run(
+        model, rows, indices, micro_batch_size, pad_token_id, device, group, train=True, prompt_weight=prompt_loss_weight
+    )
 
 
 @torch.no_grad()
@@ -83,17 +88,19 @@ def _run(
     group: dist.ProcessGroup | None,
     *,
     train: bool,
+    prompt_weight: float = 0.0,
 ) -> LossStats:
     rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
     lengths = rows.lengths
     targets = np.maximum(rows.num_targets[indices], 0)
-    weight = float((targets * rows.weights[indices].astype(np.float64)).sum())
+    shares = targets + prompt_weight * rows.num_prompt_targets[indices]
+    weight = float((shares * rows.weights[indices].astype(np.float64)).sum())
     # Data parallelism averages over ranks; the factor turns the average back into a sum.
     scale = world / weight if weight > 0 else 0.0
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     positions = 0
     for micro in plan_global_batch(indices, lengths, micro_batch_size, world):
-        batch = collate_rows(rows, micro[rank], pad_token_id)
+        batch = collate_rows(rows, micro[rank], pad_token_id, prompt_weight)
         positions += batch.input_ids.numel()
         loss = _loss_sum(model, batch.input_ids.to(device), batch.loss_weights.to(device))
         if train:

@@ -220,6 +220,7 @@ class FSDPSFTTrainer:
                 pad_token_id=pad_id(self.tokenizer),
                 device=self.device,
                 group=self.group,
+                prompt_loss_weight=self.config.data.prompt_loss_weight,
             )
         rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
         grad_norm = float(clip_grad_norm(self.model, self.config.optim.clip_grad))

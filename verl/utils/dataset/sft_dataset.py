@@ -74,6 +74,11 @@ class TokenRows:
         """(N,) int64 tokens per row that enter the loss; a row's very first token has nothing to predict it from."""
         return self.lengths - np.maximum(self.prompt_lengths, 1)
 
+    @property
+    def num_prompt_targets(self) -> np.ndarray:
+        """(N,) int64 prompt tokens per row that can be predicted: all but a row's very first token."""
+        return np.maximum(np.minimum(self.prompt_lengths, self.lengths) - 1, 0)
+
     def row(self, index: int) -> np.ndarray:
         """(L,) int32 ids of one row."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
@@ -109,7 +114,8 @@ class SFTBatch:
 
     input_ids: (B, L) int64. attention_mask: (B, L) int64, 1 on real tokens.
     loss_weights: (B, L) float32; entry t is the weight of predicting token t + 1 from the tokens up to t. It is the
-        row's weight from the last prompt token to the last but one token of the row, else 0.
+        row's weight from the last prompt token to the last but one token of the row, `prompt_loss_weight` times that
+        before it, else 0.
     """
 
     input_ids: torch.Tensor
@@ -117,7 +123,9 @@ class SFTBatch:
     loss_weights: torch.Tensor
 
 
-def collate_rows(rows: TokenRows, indices: Sequence[int] | np.ndarray, pad_token_id: int) -> SFTBatch:
+def collate_rows(
+    rows: TokenRows, indices: Sequence[int] | np.ndarray, pad_token_id: int, prompt_loss_weight: float = 0.0
+) -> SFTBatch:
     """One micro-batch, as wide as its longest row.
 
     An index of -1 stands for a filler row: one pad token without loss, so that ranks with fewer rows can take part
@@ -133,8 +141,9 @@ def collate_rows(rows: TokenRows, indices: Sequence[int] | np.ndarray, pad_token
     source = np.minimum(rows.offsets[safe][:, None] + column[None, :], len(rows.tokens) - 1)
     ids = np.where(real & ~filler[:, None], rows.tokens[source], pad_token_id).astype(np.int64)
     first = np.maximum(rows.prompt_lengths[safe] - 1, 0)
-    target = (column[None, :] >= first[:, None]) & (column[None, :] < lengths[:, None] - 1)
-    weights = np.where(target, rows.weights[safe][:, None], 0.0).astype(np.float32)
+    predicts = column[None, :] < lengths[:, None] - 1
+    share = np.where(column[None, :] >= first[:, None], 1.0, prompt_loss_weight)
+    weights = np.where(predicts & ~filler[:, None], share * rows.weights[safe][:, None], 0.0).astype(np.float32)
     return SFTBatch(torch.from_numpy(ids), torch.from_numpy(real.astype(np.int64)), torch.from_numpy(weights))
 
 
