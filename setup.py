@@ -31,7 +31,9 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.13",
-    packages=find_packages(include=[f"{top}{rest}" for top in ("verl", "agent_system", "recipe", "examples") for rest in ("", ".*")]),
+    packages=find_packages(
+        include=[f"{top}{rest}" for top in ("verl", "agent_system", "recipe", "examples") for rest in ("", ".*")]
+    ),
     package_data={"": ["*.yaml", "*.sh", "*.jinja"]},
     install_requires=read_requirements("requirements.txt"),
     extras_require={

@@ -41,15 +41,15 @@ class Sizes:
 
 FULL = Sizes(
     train_games=4000,
-    seen_games=60,
-    unseen_games=90,
-    sft_steps=400,
-    sft_batch=128,
+    seen_games=12,
+    unseen_games=120,
+    sft_steps=500,
+    sft_batch=64,
     analysed=800,
-    discriminator_steps=120,
+    discriminator_steps=100,
     train_batch=8,
     group_size=8,
-    rl_steps=20,
+    rl_steps=18,
     eval_samples=2,
     max_steps=25,
 )
@@ -69,7 +69,7 @@ SMOKE = Sizes(
 )
 MAX_RECEPTACLES = 10
 MAX_OBJECT_CLASSES = 26
-DETOUR_RATE = 0.2
+DETOUR_RATE = 0.15
 ERROR_RATE = 0.1
 HISTORY_LENGTH = 2
 NUM_RANKS = 2
@@ -140,7 +140,8 @@ class Quickstart:
             "data.truncation=right",
             f"model.partial_pretrain={self.init}",
             "optim.name=muon",
-            "optim.lr=3e-3",
+            "data.prompt_loss_weight=0.3",
+            "optim.lr=1e-2",
             "optim.muon_lr=0.02",
             f"trainer.total_training_steps={sizes.sft_steps}",
             "trainer.total_epochs=20",
@@ -235,7 +236,7 @@ class Quickstart:
             "actor_rollout_ref.model.enable_gradient_checkpointing=False",
             "actor_rollout_ref.actor.use_kl_loss=False",
             "actor_rollout_ref.actor.entropy_coeff=0",
-            "actor_rollout_ref.actor.optim.lr=3e-4",
+            "actor_rollout_ref.actor.optim.lr=5e-4",
             "actor_rollout_ref.actor.ppo_mini_batch_size=320",
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=80",
             "actor_rollout_ref.actor.checkpoint.contents=[model,optimizer,extra,hf_model]",

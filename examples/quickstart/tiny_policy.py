@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent_system.step_discriminator.step_prompt import LABELS
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_dir
 
@@ -36,7 +37,8 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, num_phrases: int) -> "PreTrainedTokenizerBase":
-    """Qwen2's own tokenizer class trained on `texts`, with frequent phrases and the action tags as added tokens.
+    """Qwen2's own tokenizer class trained on `texts`, with frequent phrases, the action tags and the discriminator's
+    two answers as added tokens.
 
     Args:
         texts: training text, one prompt or response each.
@@ -51,7 +53,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, num_phrases: int) 
     blank = Qwen2Tokenizer(vocab=vocab, merges=[], eos_token=EOS, pad_token=PAD, extra_special_tokens=[BOS])
     tokenizer = blank.train_new_from_iterator(texts, vocab_size=vocab_size, show_progress=False)
     # Not special: decoding a response must keep the tags for the action parser.
-    added = [*TAGS, *mine_phrases(texts, num_phrases)]
+    added = [*TAGS, *LABELS, *mine_phrases(texts, num_phrases)]
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in added])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer

@@ -22,8 +22,8 @@ __all__ = ["LossStats", "accumulate_gradients", "evaluate_loss"]
 class LossStats:
     """Loss of a set of rows over all ranks.
 
-    loss: sum of w_row * nll_t over target tokens, divided by the sum of w_row over the same tokens (prompt tokens, where
-        they enter the loss, count `prompt_loss_weight` in both sums).
+    loss: sum of w_row * nll_t over target tokens, divided by the sum of w_row over the same tokens. Prompt
+        tokens, where they enter the loss, count `prompt_loss_weight` in both sums.
     num_tokens: real tokens of the rows (prompt and response). num_positions: the same with padding.
     num_targets: tokens that entered the loss.
     """
@@ -59,7 +59,15 @@ def accumulate_gradients(
         prompt_loss_weight: weight of predicting a prompt token, relative to a response token's 1.
     """
     return _run(
-        model, rows, indices, micro_batch_size, pad_token_id, device, group, train=True, prompt_weight=prompt_loss_weight
+        model,
+        rows,
+        indices,
+        micro_batch_size,
+        pad_token_id,
+        device,
+        group,
+        train=True,
+        prompt_weight=prompt_loss_weight,
     )
 
 
