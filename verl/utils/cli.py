@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import NoReturn
 
@@ -48,14 +49,16 @@ def hydra_program(main: Callable[[DictConfig], None], config_module: str, config
             _exit_with(error)
 
     def program() -> None:
-        arguments = sys.argv[1:]
+        # Intermixed: overrides may stand on both sides of a flag, as in `run.sh key=value --cfg job`.
+        parsed = get_args_parser().parse_intermixed_args(sys.argv[1:])
         try:
-            _check_arguments(arguments, config_module, config_name)
+            _check_arguments(parsed, config_module, config_name)
         except UserError as error:
             _exit_with(error)
-        given = {argument.lstrip("+").partition("=")[0] for argument in arguments}
+        flags = _without(sys.argv[1:], parsed.overrides)
+        given = {override.lstrip("+").partition("=")[0] for override in parsed.overrides}
         quiet = [f"{key}={value}" for key, value in _QUIET.items() if key not in given]
-        sys.argv = [sys.argv[0], *arguments, *quiet]
+        sys.argv = [sys.argv[0], *flags, *parsed.overrides, *quiet]
         # Hydra hides the traceback of a failed job by default; a bug should show all of it.
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
         hydra.main(config_path=f"pkg://{config_module}", config_name=config_name, version_base=None)(task)()
@@ -63,8 +66,19 @@ def hydra_program(main: Callable[[DictConfig], None], config_module: str, config
     return program
 
 
-def _check_arguments(arguments: list[str], config_module: str, config_name: str) -> None:
-    parsed = get_args_parser().parse_args(arguments)
+def _without(arguments: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """`arguments` without the overrides, which keep their order in both lists."""
+    waiting = list(overrides)
+    flags = []
+    for argument in arguments:
+        if waiting and argument == waiting[0]:
+            waiting.pop(0)
+        else:
+            flags.append(argument)
+    return flags
+
+
+def _check_arguments(parsed: Namespace, config_module: str, config_name: str) -> None:
     if parsed.config_path or parsed.config_dir:
         return
     name = parsed.config_name or config_name
