@@ -118,8 +118,8 @@ class Trajectory:
             traj_uid=_get(data, "traj_uid", str, ""),
             uid=_get(data, "uid", str, ""),
             env_name=_get(data, "env_name", str, ""),
-            task=_get(data, "task", dict, ""),
-            policy=_get(data, "policy", dict, ""),
+            task=_free(data, "task"),
+            policy=_free(data, "policy"),
             success=_get(data, "success", bool, ""),
             episode_reward=_get(data, "episode_reward", float, ""),
             task_score=None if score is None else _get(data, "task_score", float, ""),
@@ -158,6 +158,7 @@ class LoadReport:
 
 
 _MISSING = object()
+_MAX_DEPTH = 32
 _KIND_NAMES = {
     str: "a string",
     int: "an integer",
@@ -187,6 +188,23 @@ def _get(data: Mapping[str, Any], name: str, kind: type, prefix: str) -> Any:
             _fail(where, "must be a finite number")
         return float(value)
     return value
+
+
+def _free(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """An object of any content that can be written again: finite numbers, and no bottomless nesting."""
+    root: dict[str, Any] = _get(data, name, dict, "")
+    pending: list[tuple[str, Any, int]] = [(name, root, 0)]
+    while pending:
+        where, value, depth = pending.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            _fail(where, "must be a finite number")
+        if depth > _MAX_DEPTH:
+            _fail(name, "is nested too deeply")
+        if isinstance(value, dict):
+            pending += [(f"{where}.{key}", item, depth + 1) for key, item in value.items()]
+        elif isinstance(value, list):
+            pending += [(f"{where}[{index}]", item, depth + 1) for index, item in enumerate(value)]
+    return root
 
 
 def _no_unknown(data: Mapping[str, Any], cls: type, prefix: str) -> None:
@@ -255,7 +273,7 @@ def load_trajectories(path: str | Path) -> tuple[list[Trajectory], LoadReport]:
     Raises:
         UserError: the file is missing or cannot be read.
     """
-    source = Path(path)
+    source = Path(path).expanduser()
     report = LoadReport(source)
     loaded: list[Trajectory] = []
     try:

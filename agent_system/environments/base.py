@@ -197,6 +197,21 @@ class EnvironmentManagerBase:
         """All past (observation, action) pairs of `slot`, oldest first."""
         return [(turn["text_obs"], turn["action"]) for turn in self.memory[slot]]
 
+    def recent_history(self, slot: int, max_history: int | None = None) -> list[tuple[str, str]]:
+        """The newest pairs that a prompt shows: as configured, and at most `max_history` of them."""
+        shown = self.history_shown(slot) if max_history is None else min(max_history, self.history_shown(slot))
+        history = self.history(slot)
+        return history[len(history) - shown :]
+
+    def observation(self, slot: int) -> str:
+        """What the environment said last in `slot`."""
+        return self._raw[slot]
+
+    def admissible_actions(self, slot: int) -> list[str]:
+        """What the environment offers now in `slot`."""
+        actions: list[str] = self._infos[slot]["admissible_actions"]
+        return actions
+
     def on_reset(self, observations: Sequence[str], infos: Sequence[Info]) -> None:
         """Called by `reset` before prompts are built, for what a subclass reads off the first observations."""
 

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from agent_system.environments.base import EnvironmentManagerBase
 
-__all__ = ["MALFORMED_TEXTS", "EnvContractError", "check_env_manager"]
+__all__ = ["MALFORMED_TEXTS", "EnvContractError", "check_env_manager", "tagged"]
 
 MALFORMED_TEXTS = (
     "",
@@ -40,12 +40,23 @@ def _require(condition: bool, message: str) -> None:
         raise EnvContractError(message)
 
 
-def check_env_manager(manager: EnvironmentManagerBase, tasks: Sequence[dict[str, Any]] | None = None) -> None:
+def tagged(action: str) -> str:
+    """A well-formed response of the project's own prompts."""
+    return f"<think>check</think><action>{action}</action>"
+
+
+def check_env_manager(
+    manager: EnvironmentManagerBase,
+    tasks: Sequence[dict[str, Any]] | None = None,
+    *,
+    respond: Callable[[str], str] = tagged,
+) -> None:
     """Play a few turns and check every promise of `EnvironmentManagerBase`; the manager is reset in the end.
 
     Args:
         manager: any manager with at least two slots.
         tasks: tasks to play (None = the manager's own); at least one.
+        respond: action -> a model text that the manager's projection reads as that action.
 
     Raises:
         EnvContractError: the first broken promise.
@@ -55,9 +66,9 @@ def check_env_manager(manager: EnvironmentManagerBase, tasks: Sequence[dict[str,
     _require(bool(pool), "the check needs at least one task")
     _check_tasks_and_state(manager)
     _check_groups(manager, pool)
-    _check_subset(manager, pool)
+    _check_subset(manager, pool, respond)
     _check_texts(manager, pool)
-    _check_success(manager, pool)
+    _check_success(manager, pool, respond)
     manager.reset({"tasks": pool[:1]})
 
 
@@ -98,10 +109,12 @@ def _check_groups(manager: EnvironmentManagerBase, pool: Sequence[dict[str, Any]
     _require(again == obs, "a second reset of the same task starts differently")
 
 
-def _check_subset(manager: EnvironmentManagerBase, pool: Sequence[dict[str, Any]]) -> None:
+def _check_subset(
+    manager: EnvironmentManagerBase, pool: Sequence[dict[str, Any]], respond: Callable[[str], str]
+) -> None:
     """Stepping slot 1 leaves slot 0 alone, and the results come in the order asked for."""
     obs, infos = manager.reset({"tasks": [pool[0]] * 2})
-    action = _form(infos[1]["admissible_actions"][0])
+    action = respond(infos[1]["admissible_actions"][0])
     stepped, rewards, dones, step_infos = manager.step([action], [1])
     _check_step(stepped, rewards, dones, step_infos, 1)
     _require(step_infos[0]["is_admissible"], f"info['is_admissible'] is False for the offered action {action}")
@@ -131,9 +144,11 @@ def _check_texts(manager: EnvironmentManagerBase, pool: Sequence[dict[str, Any]]
         _require(texts == [text], "step changed the list of model texts")
 
 
-def _check_success(manager: EnvironmentManagerBase, pool: Sequence[dict[str, Any]]) -> None:
+def _check_success(
+    manager: EnvironmentManagerBase, pool: Sequence[dict[str, Any]], respond: Callable[[str], str]
+) -> None:
     _, infos = manager.reset({"tasks": [pool[i % len(pool)] for i in range(2)]})
-    _, rewards, _, step_infos = manager.step([_form(info["admissible_actions"][0]) for info in infos])
+    _, rewards, _, step_infos = manager.step([respond(info["admissible_actions"][0]) for info in infos])
     success = manager.success_evaluator(
         total_infos=[[info] for info in step_infos],
         total_batch_list=[[{"active_masks": True}] for _ in step_infos],
@@ -144,7 +159,3 @@ def _check_success(manager: EnvironmentManagerBase, pool: Sequence[dict[str, Any
     _require(len(success["success_rate"]) == 2, "success_rate must have one entry per episode")
     expected = [float(info["won"]) for info in step_infos]
     _require(list(success["success_rate"]) == expected, "success_rate differs from the environments' own `won`")
-
-
-def _form(action: str) -> str:
-    return f"<think>check</think><action>{action}</action>"

@@ -77,7 +77,12 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def step(self, slots: Sequence[int], actions: Sequence[str]) -> StepResult:
-        """Send `actions[i]` to slot `slots[i]`; the other slots stay as they are. Raises as `reset`."""
+        """Send `actions[i]` to slot `slots[i]`; the other slots stay as they are.
+
+        Raises:
+            ValueError: not one action per distinct, started slot.
+            EnvironmentFailure: a slot crashed, died or timed out.
+        """
 
     @abstractmethod
     def close(self) -> None:

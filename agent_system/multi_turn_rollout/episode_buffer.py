@@ -13,9 +13,12 @@ import torch
 from agent_system.trajectory import SCHEMA_VERSION, Step, Trajectory
 from verl.protocol import DataProto
 
-__all__ = ["EpisodeBuffer", "Seat", "TurnRecord"]
+__all__ = ["DATA_SOURCE", "EpisodeBuffer", "Seat", "TurnRecord"]
 
 Info = dict[str, Any]
+
+DATA_SOURCE = "text"
+"""Names the rows and the validation metrics, as published runs do; environments with several sources come later."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,8 @@ def _objects(values: Sequence[Any]) -> np.ndarray:
 class EpisodeBuffer:
     """Per-turn blocks of live rows; finished episodes cost nothing."""
 
-    def __init__(self, seats: Sequence[Seat], data_source: str = "text") -> None:
+    def __init__(self, seats: Sequence[Seat]) -> None:
         self.seats = list(seats)
-        self._data_source = data_source
         self._turns: list[TurnRecord] = []
         count = len(seats)
         self.rewards = np.zeros(count, dtype=np.float32)
@@ -72,11 +74,6 @@ class EpisodeBuffer:
         self.infos: list[list[Info]] = [[] for _ in seats]
         self._steps: list[list[Step]] = [[] for _ in seats]
         self._final: list[str] = [""] * count
-
-    @property
-    def num_rows(self) -> int:
-        """Turns played, over all episodes."""
-        return int(self.lengths.sum())
 
     @property
     def won(self) -> np.ndarray:
@@ -173,7 +170,7 @@ class EpisodeBuffer:
         }
         columns = {name: values[seats] for name, values in per_seat.items()}
         columns |= {
-            "data_source": _objects([self._data_source] * len(order)),
+            "data_source": _objects([DATA_SOURCE] * len(order)),
             "step_index": _objects(turns.tolist()),
             "anchor_obs": gather([obs for turn in self._turns for obs in turn.observations]),
             "state_key": gather([key for turn in self._turns for key in turn.state_keys]),

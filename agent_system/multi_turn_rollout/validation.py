@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from agent_system.environments.base import EnvironmentManagerBase
+from agent_system.multi_turn_rollout.episode_buffer import DATA_SOURCE
 from agent_system.multi_turn_rollout.rollout_loop import ActorRolloutGroup, TrajectoryCollector, make_seats
 from agent_system.multi_turn_rollout.statistics import bootstrap_mean, wilson_interval
 from agent_system.trajectory import Trajectory, save_trajectories, task_key
@@ -26,7 +27,6 @@ __all__ = ["ValidationResult", "Validator", "panel_tasks"]
 logger = logging.getLogger(__name__)
 
 RESULT_VERSION = 1
-_DATA_SOURCE = "text"
 _PACKAGES = ("trajevolve", "torch", "transformers", "alfworld", "vllm")
 
 
@@ -149,8 +149,8 @@ class Validator:
         valid = [step.is_action_valid for episode in episodes for step in episode.steps]
         low, high = bootstrap_mean(won.astype(float).tolist(), [task_key(episode.task) for episode in episodes])
         metrics = {
-            f"val/{_DATA_SOURCE}/test_score": float(np.mean([episode.episode_reward for episode in episodes])),
-            f"val/{_DATA_SOURCE}/tool_call_count/mean": float(np.mean(tools)),
+            f"val/{DATA_SOURCE}/test_score": float(np.mean([episode.episode_reward for episode in episodes])),
+            f"val/{DATA_SOURCE}/tool_call_count/mean": float(np.mean(tools)),
             "val/episode_length/mean": float(lengths.mean()),
             "val/valid_action_ratio": float(np.mean(valid)),
             "val/truncated_ratio": float(np.mean([episode.truncated for episode in episodes])),

@@ -59,23 +59,22 @@ class EpisodeText:
     actions: tuple[str, ...]
 
     @classmethod
-    def from_trajectory(cls, trajectory: Trajectory, num_steps: int | None = None) -> EpisodeText:
-        """Text of the first `num_steps` steps (default all).
+    def from_trajectory(cls, trajectory: Trajectory) -> EpisodeText:
+        """Text of a whole trajectory.
 
         Raises:
-            ValueError: more steps than the trajectory has, or none.
+            ValueError: it has no steps.
         """
-        count = len(trajectory.steps) if num_steps is None else num_steps
-        if not 0 < count <= len(trajectory.steps):
-            raise ValueError(f"{trajectory.traj_uid}: {count} steps asked for, there are {len(trajectory.steps)}")
+        if not trajectory.steps:
+            raise ValueError(f"{trajectory.traj_uid} has no steps")
         task = _one_line(str(trajectory.task.get("instruction", "")))
         seen = [step.observation for step in trajectory.steps] + [trajectory.final_observation]
         # Environments repeat the task in what they show; the prompt names it once, at the top.
-        lines = [_one_line(text) for text in seen[: count + 1]]
+        lines = [_one_line(text) for text in seen]
         return cls(
             task,
             tuple(_one_line(line.replace(task, "")) if task else line for line in lines),
-            tuple(_one_line(step.action) for step in trajectory.steps[:count]),
+            tuple(_one_line(step.action) for step in trajectory.steps),
         )
 
     def capped(self, limit: int) -> EpisodeText:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent_system.programs import check_output, run_program
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_write
 
@@ -38,7 +39,7 @@ def read_rows(path: str | Path) -> pd.DataFrame:
     import pandas as pd
     import pyarrow as pa
 
-    file = Path(path)
+    file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"--data: {file} does not exist; give the val.parquet that prepare wrote")
     try:
@@ -108,7 +109,11 @@ def _load(folder: str, device: str) -> tuple[Any, Any, Any]:
     config = DiscriminatorConfig.load(folder)
     place = resolve_device(device)
     dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--model: no model could be loaded from {folder} ({reason}); run finish again") from error
     return model.to(place), hf_tokenizer(folder, config_key="--model"), config
 
 
@@ -136,12 +141,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     args = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    report = args.report if args.report is not None else str(Path(args.model) / "report")
-    try:
-        results = run(args.model, args.data, report, args.device)
-    except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+    return run_program(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    model = str(Path(args.model).expanduser())
+    report = args.report if args.report is not None else str(Path(model) / "report")
+    check_output(f"{report}.json", "--report")
+    results = run(model, args.data, report, args.device)
     from agent_system.step_discriminator.discriminator_trainer.metrics import table
 
     sources = {name: result for name, result in results.items() if name == "all" or name.startswith("source ")}

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from agent_system.programs import check_output, run_program
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_dir
 
@@ -29,12 +30,17 @@ def finish(checkpoint: str | Path, out: str | Path, *, max_length: int, threshol
     """Copy the Hugging Face part of `checkpoint` to `out` and add `discriminator.json`; whole or not at all.
 
     Raises:
-        UserError: `checkpoint` has no model, or `out` is something else than a discriminator.
+        UserError: `checkpoint` has no model, `out` is something else than a discriminator or cannot be written, or a
+            number is out of range.
     """
     from agent_system.step_discriminator.discriminator import DiscriminatorConfig
     from verl.utils.tokenizer import hf_tokenizer
 
-    source, target = Path(checkpoint), Path(out)
+    if max_length < 1:
+        raise UserError(f"--max-length {max_length}: give the number of tokens that prepare was given")
+    if not 0.0 <= threshold <= 1.0:
+        raise UserError(f"--threshold {threshold}: a credit lies between 0 and 1")
+    source, target = Path(checkpoint), check_output(out, "--out", folder=True)
     if not (source / "config.json").is_file():
         raise UserError(f"--sft: {source} holds no model (config.json is missing); give the folder of a finished run")
     if target.exists() and any(target.iterdir()) and not (target / DISCRIMINATOR_FILE).is_file():
@@ -53,7 +59,7 @@ def newest_checkpoint(run_dir: str | Path) -> Path:
     Raises:
         UserError: there is none.
     """
-    run = Path(run_dir)
+    run = Path(run_dir).expanduser()
     tracker = run / "latest_checkpointed_iteration.txt"
     if tracker.is_file():
         return run / f"global_step_{tracker.read_text(encoding='utf-8').strip()}"
@@ -72,11 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threshold", type=float, default=0.5, help="credit below it is redundant (default 0.5)")
     args = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        finish(newest_checkpoint(args.sft), args.out, max_length=args.max_length, threshold=args.threshold)
-    except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+    return run_program(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    finish(newest_checkpoint(args.sft), args.out, max_length=args.max_length, threshold=args.threshold)
     sys.stdout.write(f"discriminator folder: {args.out}\n")
     return 0
 

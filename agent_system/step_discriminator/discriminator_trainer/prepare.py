@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from agent_system.programs import check_output, run_program
 from agent_system.step_discriminator.trajectory_analyzer.document import load_credit_analysis
 from agent_system.trajectory import RecordError, Step, Trajectory, task_key
 from verl.utils.errors import UserError
@@ -179,10 +180,10 @@ def prepare(
         "max_length": max_length,
         "seed": seed,
         "balance": balance,
-        "trajectories": {"used": len(episodes), **counts, **skipped},
+        "trajectories": {"used": len({row["traj_uid"] for row in rows}), **counts, **skipped},
         **{name: _describe(part) for name, part in parts.items()},
     }
-    folder = Path(out_dir)
+    folder = Path(out_dir).expanduser()
     for name, file in (("train", TRAIN_FILE), ("val", VAL_FILE)):
         buffer = io.BytesIO()
         parts[name].to_parquet(buffer, index=False)
@@ -267,21 +268,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
     args = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        from verl.utils.tokenizer import hf_tokenizer
+    return run_program(lambda: _run(args))
 
-        result = prepare(
-            args.credit,
-            args.out,
-            hf_tokenizer(args.model, config_key="--model"),
-            max_length=args.max_length,
-            val_share=args.val_share,
-            balance=args.balance,
-            seed=args.seed,
-        )
-    except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+
+def _run(args: argparse.Namespace) -> int:
+    out = check_output(args.out, "--out", folder=True)
+    from verl.utils.tokenizer import hf_tokenizer
+
+    result = prepare(
+        args.credit,
+        out,
+        hf_tokenizer(args.model, config_key="--model"),
+        max_length=args.max_length,
+        val_share=args.val_share,
+        balance=args.balance,
+        seed=args.seed,
+    )
     sys.stdout.write(_summary(result))
     return 0
 

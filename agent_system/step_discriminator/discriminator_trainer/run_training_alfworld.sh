@@ -52,8 +52,21 @@ MAX_LENGTH="${MAX_LENGTH:-4096}"
 DEVICE="${DEVICE:-auto}"
 SEED="${SEED:-0}"
 NPROC="${NPROC:-1}"
+case "$NPROC" in
+  "" | *[!0-9]* | 0*)
+    echo "error: NPROC='$NPROC' is no number of processes; set it to 1 or more." >&2
+    exit 2
+    ;;
+esac
 WEIGHT=()
-if [ "${BALANCE:-0}" = 1 ]; then WEIGHT=(--balance); fi
+case "${BALANCE:-0}" in
+  0) ;;
+  1) WEIGHT=(--balance) ;;
+  *)
+    echo "error: BALANCE='$BALANCE' must be 0 or 1." >&2
+    exit 2
+    ;;
+esac
 
 "$PYTHON" -m "$PACKAGE.prepare" "${CREDIT[@]}" \
   --model "$MODEL" \

@@ -57,7 +57,10 @@ def require_adapter(env_name: str) -> AdapterBuilder:
     """The builder of an environment's adapter, without touching its data; UserError with the known names otherwise."""
     name = base_env_name(env_name)
     if name not in _BUILDERS:
-        raise UserError(f"env_name={env_name}: credit analysis knows {', '.join(sorted(_BUILDERS))}.")
+        raise UserError(
+            f"env_name={env_name}: credit analysis knows {', '.join(sorted(_BUILDERS))}; name a module that registers "
+            "an adapter of your own (register_adapter) with analyze's --import, or in algorithm.recipe_modules."
+        )
     return _BUILDERS[name]
 
 

@@ -12,9 +12,9 @@ could not be read (each is named); 2 when nothing was written.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agent_system.programs import check_output, run_program
 from agent_system.step_discriminator.trajectory_analyzer.adapters import EnvAdapter, base_env_name, get_adapter
 from agent_system.step_discriminator.trajectory_analyzer.document import (
     build_document,
@@ -32,7 +33,7 @@ from agent_system.step_discriminator.trajectory_analyzer.document import (
 )
 from agent_system.step_discriminator.trajectory_analyzer.journal import Journal, job_key
 from agent_system.step_discriminator.trajectory_analyzer.label import TrajectoryJob, label_job
-from agent_system.step_discriminator.trajectory_analyzer.parallel import WorkerLostError, run_jobs
+from agent_system.step_discriminator.trajectory_analyzer.parallel import WorkerLostError, num_workers, run_jobs
 from agent_system.step_discriminator.trajectory_analyzer.progress import progress_bar
 from agent_system.step_discriminator.trajectory_analyzer.records import CreditOptions, CreditRecord
 from agent_system.trajectory import Trajectory, load_trajectories
@@ -98,7 +99,7 @@ def analyze(
         base_env_name(name): adapter_for(name, None if data_dir is None else Path(data_dir))
         for name in sorted({item.env_name for item in trajectories})
     }
-    target = Path(out_dir)
+    target = Path(out_dir).expanduser()
     with Journal(target / JOURNAL_FILE) as journal:
         records, resumed = _label_all(trajectories, adapters, chosen, journal, workers, show_progress)
         _refuse_if_no_game(records)
@@ -225,6 +226,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("trajectories", nargs="+", type=Path, help="trajectory files (JSON Lines)")
     parser.add_argument("--out-dir", type=Path, required=True, help="folder of the output files")
     parser.add_argument("--data-dir", type=Path, help="data folder of the environment (default: the environment's own)")
+    parser.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import this first: a module that registers the adapter of your own environment (may be repeated)",
+    )
     parser.add_argument("--mode", choices=["single"], default="single", help="single: delete every step alone")
     parser.add_argument("--label-source", choices=["single"], default="single", help="which label becomes `credit`")
     parser.add_argument("--label-failed", action="store_true", help="label failed trajectories too (default: skip)")
@@ -238,23 +247,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit status."""
     args = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    options = CreditOptions(args.mode, args.label_source, args.label_failed, not args.no_evolve)
-    try:
-        result = analyze(
-            args.trajectories,
-            args.out_dir,
-            options=options,
-            data_dir=args.data_dir,
-            workers=args.workers or len(os.sched_getaffinity(0)),
-            show_progress=not args.quiet,
-        )
-    except (UserError, WorkerLostError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted; the same command continues from {args.out_dir / JOURNAL_FILE}\n")
-        return 130
+    return run_program(
+        lambda: _run(args),
+        also=(WorkerLostError,),
+        on_interrupt=f"the same command continues from {args.out_dir / JOURNAL_FILE}",
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    for module in args.modules:
+        _import(module)
+    result = analyze(
+        args.trajectories,
+        check_output(args.out_dir, "--out-dir", folder=True),
+        options=CreditOptions(args.mode, args.label_source, args.label_failed, not args.no_evolve),
+        data_dir=args.data_dir,
+        workers=num_workers(args.workers),
+        show_progress=not args.quiet,
+    )
     sys.stdout.write(describe_result(result))
+    if not result.header["counts"]["labelled"]:
+        sys.stderr.write("nothing was labelled: only a success that replays can be; collect some of those first\n")
     if result.num_problems:
         sys.stderr.write(
             f"error: {result.num_problems} broken lines or unreadable games were left out (named above and in "
@@ -262,6 +275,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     return 0
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
+            raise
+        raise UserError(f"--import {module}: no module {error.name!r} can be imported; check PYTHONPATH.") from error
 
 
 def describe_result(result: AnalysisResult) -> str:

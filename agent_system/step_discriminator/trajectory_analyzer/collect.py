@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent_system.programs import check_output, run_program
 from agent_system.step_discriminator.trajectory_analyzer.episodes import Choice, EpisodeIdentity, play_alfworld
-from agent_system.step_discriminator.trajectory_analyzer.parallel import WorkerLostError, run_jobs
+from agent_system.step_discriminator.trajectory_analyzer.parallel import WorkerLostError, num_workers, run_jobs
 from agent_system.step_discriminator.trajectory_analyzer.progress import progress_bar
 from agent_system.trajectory import Trajectory, save_trajectories
 from verl.utils.errors import UserError
@@ -145,6 +145,13 @@ def _check(num: int, options: CollectOptions) -> None:
     for name, rate in (("--detour-rate", options.detour_rate), ("--error-rate", options.error_rate)):
         if not 0.0 <= rate < 1.0:
             raise UserError(f"{name} {rate}: must be in [0, 1).")
+    if options.detour_rate + options.error_rate >= 1.0:
+        raise UserError(
+            f"--detour-rate {options.detour_rate} and --error-rate {options.error_rate} leave no step for the plan; "
+            "their sum must be below 1."
+        )
+    if options.seed < 0:
+        raise UserError(f"--seed {options.seed}: must be 0 or more.")
 
 
 def _episodes(games: Sequence[Any], num: int, seed: int) -> list[EpisodeJob]:
@@ -192,23 +199,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit status."""
     args = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    return run_program(lambda: _run(args), also=(WorkerLostError,))
+
+
+def _run(args: argparse.Namespace) -> int:
     options = CollectOptions(args.detour_rate, args.error_rate, args.seed, args.max_steps)
-    try:
-        _check(args.num, options)
-        if args.generate is not None:
-            _generate(args)
-        trajectories = collect(
-            args.data_dir,
-            args.split,
-            args.num,
-            options,
-            workers=args.workers or len(os.sched_getaffinity(0)),
-            show_progress=not args.quiet,
-        )
-        save_trajectories(args.out, trajectories)
-    except (UserError, WorkerLostError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+    _check(args.num, options)
+    workers = num_workers(args.workers)
+    check_output(args.out, "--out")
+    if args.generate is not None:
+        _generate(args)
+    trajectories = collect(args.data_dir, args.split, args.num, options, workers=workers, show_progress=not args.quiet)
+    save_trajectories(args.out, trajectories)
     won = [item for item in trajectories if item.success]
     mean = sum(len(item.steps) for item in won) / len(won) if won else 0.0
     sys.stdout.write(

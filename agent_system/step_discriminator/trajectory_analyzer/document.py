@@ -132,19 +132,68 @@ def load_credit_analysis(path: str | Path) -> dict[str, Any]:
     Raises:
         UserError: missing, unreadable, not such a file, or of another version.
     """
-    source = Path(path)
+    source = Path(path).expanduser()
     try:
         document = json.loads(source.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read the credit analysis {source}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{source} is not a credit analysis: it is no valid JSON ({error})") from error
     if not isinstance(document, dict) or not isinstance(document.get("header"), dict) or "trajectories" not in document:
         raise UserError(f"{source} is not a credit analysis: it has no header and trajectories; make one with analyze.")
     version = document["header"].get("schema_version")
     if version != ANALYSIS_VERSION:
         raise UserError(f"{source} has schema_version {version}, this program reads {ANALYSIS_VERSION}; analyse again.")
+    damage = _damage(document)
+    if damage is not None:
+        raise UserError(f"{source} is damaged: {damage}; analyse again.")
     return document
+
+
+_Shape = Mapping[str, type | tuple[type, ...]]
+_HEADER: _Shape = {
+    "env_names": list,
+    "data_hash": str,
+    "options": dict,
+    "counts": dict,
+    "replays": int,
+    "env_steps_used": int,
+    "env_steps_naive": int,
+}
+_COUNTS: _Shape = dict.fromkeys(("trajectories", *STATUSES, "bad_records", "steps", "redundant_steps"), int)
+_TRAJECTORY: _Shape = {
+    "task": dict,
+    "success": bool,
+    "steps": list,
+    "evolved_indices": (list, type(None)),
+    "redundancy": (int, float),
+    "redundancy_kinds": dict,
+}
+_EXCLUDED: _Shape = {"traj_uid": str, "status": str, "reason": (str, type(None))}
+
+
+def _damage(document: Mapping[str, Any]) -> str | None:
+    """The first field that summaries and reports read and that is missing or of the wrong type; None: all fine."""
+    header = document["header"]
+    parts: list[tuple[str, Any, _Shape]] = [
+        ("header", header, _HEADER),
+        ("header.counts", header.get("counts"), _COUNTS),
+        ("header.options", header.get("options"), {"mode": str}),
+    ]
+    for name, shape in (("trajectories", _TRAJECTORY), ("excluded", _EXCLUDED)):
+        items = document.get(name)
+        if not isinstance(items, list):
+            return f"{name} is not a list"
+        parts += [(f"{name}[{index}]", item, shape) for index, item in enumerate(items)]
+    for where, item, shape in parts:
+        if not isinstance(item, dict):
+            return f"{where} is not an object"
+        for field, kind in shape.items():
+            if not isinstance(item.get(field, ...), kind):
+                return f"{where}.{field} is missing or of the wrong type"
+        if shape is _TRAJECTORY and not all(isinstance(item["redundancy_kinds"].get(kind), int) for kind in KINDS):
+            return f"{where}.redundancy_kinds lacks a number"
+    return None
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def read_foreign_log(path: Path, log_format: str) -> ParsedLog:
         UserError: the file cannot be read at all.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the log {path}: {error}") from error
     return FORMATS[log_format](path, text)
@@ -66,16 +66,17 @@ def _json_items(path: Path, text: str, problems: list[str]) -> Iterator[tuple[st
     if text.lstrip().startswith("["):
         try:
             items = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path} is no valid JSON: {error}") from error
         yield from ((f"{path}, item {number}", item) for number, item in enumerate(items))
         return
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not splitlines(): a string of a JSON line may hold other line separators (U+2028, U+0085) as they are.
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
             yield f"{path}, line {number}", json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             problems.append(f"{path}, line {number}: is no valid JSON ({error})")
 
 

@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from agent_system.programs import check_output, run_program
 from agent_system.step_discriminator.trajectory_analyzer.episodes import Choice, EpisodeIdentity, play_alfworld
 from agent_system.step_discriminator.trajectory_analyzer.foreign_logs import (
     FORMATS,
@@ -82,7 +82,7 @@ def index_games(
         manifest = load_manifest(data_dir, split)
         with progress_bar(f"reading {split}", total=len(manifest.games), show=show_progress) as advance:
             for entry in manifest.games:
-                path = Path(manifest.data_dir) / entry.path
+                path = manifest.gamefile(entry)
                 opening, _ = AlfworldGame(path).reset()
                 index.setdefault(opening_key(opening) or "", []).append(
                     IndexedGame(path, entry.path, entry.sha256, entry.task_type)
@@ -167,14 +167,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit status."""
     args = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    try:
-        trajectories, report = _run(args)
-        if not trajectories:
-            raise UserError(f"no episode could be imported. The first problem: {report.problems[0]}")
-        save_trajectories(args.out, trajectories)
-    except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+    return run_program(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    check_output(args.out, "--out")
+    trajectories, report = _import_logs(args)
+    if not trajectories:
+        raise UserError(f"no episode could be imported. The first problem: {report.problems[0]}")
+    save_trajectories(args.out, trajectories)
     for problem in report.problems:
         sys.stderr.write(f"left out: {problem}\n")
     won = sum(trajectory.success for trajectory in trajectories)
@@ -185,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if report.problems else 0
 
 
-def _run(args: Any) -> tuple[list[Trajectory], ImportReport]:
+def _import_logs(args: argparse.Namespace) -> tuple[list[Trajectory], ImportReport]:
     episodes: list[ForeignEpisode] = []
     problems: list[str] = []
     for log in args.logs:

@@ -57,7 +57,8 @@ class Journal:
         except BlockingIOError:
             self._file.close()
             raise UserError(
-                f"{self.path} is in use by another analysis with the same output; wait for it or choose another --out."
+                f"{self.path} is in use by another analysis with the same output; wait for it or choose another "
+                "--out-dir."
             ) from None
         self._read()
         return self

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-__all__ = ["WorkerLostError", "run_jobs"]
+from verl.utils.errors import UserError
+
+__all__ = ["WorkerLostError", "num_workers", "run_jobs"]
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +21,17 @@ Result = TypeVar("Result")
 
 class WorkerLostError(RuntimeError):
     """A job killed its worker every time it was tried."""
+
+
+def num_workers(option: int) -> int:
+    """The value of `--workers`: 0 is one worker per core this process may use.
+
+    Raises:
+        UserError: it is negative.
+    """
+    if option < 0:
+        raise UserError(f"--workers {option}: give a number of workers, or 0 for one per core.")
+    return option or len(os.sched_getaffinity(0))
 
 
 def run_jobs(

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_system.programs import check_output, run_program
 from agent_system.step_discriminator.trajectory_analyzer.document import SummaryRow, load_credit_analysis, summarise
 from agent_system.step_discriminator.trajectory_analyzer.records import KINDS
-from verl.utils.errors import UserError
 from verl.utils.fs import atomic_write
 
 __all__ = ["main", "markdown_report", "text_table"]
@@ -39,6 +39,8 @@ def text_table(rows: Sequence[SummaryRow]) -> str:
         for pairs in (list(zip(line, widths)) for line in table)
     ]
     lines.insert(1, "-" * len(lines[0]))
+    if not rows:
+        lines.append("(no success was labelled)")
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -90,13 +92,13 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit status."""
     args = build_parser().parse_args(argv)
-    try:
-        document = load_credit_analysis(args.analysis)
-        out = args.out or args.analysis.parent / REPORT_FILE
-        atomic_write(out, markdown_report(document))
-    except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+    return run_program(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    document = load_credit_analysis(args.analysis)
+    out = check_output(args.out or args.analysis.parent / REPORT_FILE, "--out")
+    atomic_write(out, markdown_report(document))
     sys.stdout.write(text_table(summarise(document["trajectories"])) + f"\n-> {out}\n")
     return 0
 

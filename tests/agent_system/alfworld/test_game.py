@@ -199,6 +199,36 @@ def test_unreadable_games_name_the_file(tmp_path: Path, gamefiles: list[Path]) -
         AlfworldGame(broken)
 
 
+def test_damaged_games_name_the_file(tmp_path: Path, gamefiles: list[Path]) -> None:
+    """A file that is not what it should be loads or gives a UserError with its name, never another exception."""
+    data = json.loads(gamefiles[0].read_text(encoding="utf-8"))
+    words = data["pddl_problem"].split()
+    rng = np.random.default_rng(0)
+    problems = [None, 7, "", "(", "(define)"]
+    for _ in range(150):
+        changed = list(words)
+        for _ in range(rng.integers(1, 4)):
+            place, other = (int(i) for i in rng.integers(len(words), size=2))
+            changed[place] = ["", words[other], f"{words[place]} {words[other]}", f"{words[place]}x"][rng.integers(4)]
+        problems.append(" ".join(changed))
+    files = [{**data, "pddl_problem": problem} for problem in problems]
+    files += [{**data, "grammar": grammar} for grammar in (None, "", data["grammar"].replace("task", "\\x"))]
+    files += [{**data, "pddl_domain": None}, [], "text", None]
+    refused = 0
+    for number, content in enumerate(files):
+        file = tmp_path / f"game{number}.tw-pddl"
+        file.write_text(json.dumps(content), encoding="utf-8")
+        try:
+            AlfworldGame(file, engine="simulator").reset()
+        except UserError as error:
+            assert file.name in str(error)
+            refused += 1
+    assert refused > 20
+    file.write_text("[" * 100_000)
+    with pytest.raises(UserError, match=rf"{file.name} cannot be read"):
+        AlfworldGame(file)
+
+
 def test_unknown_domain_is_not_simulated(tmp_path: Path, gamefiles: list[Path]) -> None:
     data = json.loads(gamefiles[0].read_text(encoding="utf-8"))
     data["pddl_domain"] += "\n; another release"

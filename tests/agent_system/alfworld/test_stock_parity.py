@@ -13,6 +13,7 @@ from agent_system.environments.env_package.alfworld import AlfworldGame
 from agent_system.environments.env_package.alfworld.goal import TASK_TYPES
 from agent_system.environments.env_package.alfworld.oracle import Oracle
 from tests.agent_system.alfworld.walks import next_command
+from verl.utils.errors import UserError
 
 pytestmark = pytest.mark.slow
 
@@ -131,6 +132,24 @@ def test_unusual_starts(small_gamefiles: list[Path], tmp_path: Path) -> None:
     pair = _Pair(other)
     assert pair.fast.reset()[0].splitlines()[2].startswith("You are facing the ")
     pair.walk(60, 4, pair.reset())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pddl_domain": ""},
+        {"pddl_domain": "(define (domain other)", "pddl_problem": "(define"},
+        {"grammar": "{ not a grammar"},
+    ],
+)
+def test_files_that_no_engine_can_load_are_named(
+    small_gamefiles: list[Path], tmp_path: Path, change: dict[str, str]
+) -> None:
+    data = json.loads(small_gamefiles[0].read_text(encoding="utf-8"))
+    other = tmp_path / "game.tw-pddl"
+    other.write_text(json.dumps(data | change), encoding="utf-8")
+    with pytest.raises(UserError, match=r"game\.tw-pddl cannot be loaded by the stock engine"):
+        AlfworldGame(other).reset()
 
 
 def test_other_releases_run_in_the_stock_engine(small_gamefiles: list[Path], tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_prepare_counts_what_it_leaves_out(tiny_model_dir: Path, tmp_path: Path)
     )
     report = prepare.prepare([credit], tmp_path, tokenizer, max_length=900, val_share=0.25).report
     counts = report["trajectories"]
-    assert counts == {"used": 12, "shortened": 1, "too_long": 1, "single_step": 1, "failed": 1}
+    assert counts == {"used": 10, "shortened": 1, "too_long": 1, "single_step": 1, "failed": 1}
     rows = pd.concat(pd.read_parquet(tmp_path / f"{name}.parquet") for name in ("train", "val"))
     assert {"t0#2", "wordy"} <= set(rows["traj_uid"])
     assert not {"lost", "single", "long"} & set(rows["traj_uid"])

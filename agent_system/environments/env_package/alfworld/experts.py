@@ -12,6 +12,7 @@ from agent_system.environments.env_package.alfworld.belief import Belief, parse_
 from agent_system.environments.env_package.alfworld.game import AlfworldGame, Info
 from agent_system.environments.env_package.alfworld.homes import CLOSED_HOMES, likely_homes
 from agent_system.environments.env_package.alfworld.oracle import NoPlanError, Oracle
+from verl.utils.errors import UserError
 
 __all__ = ["ExpertAction", "Explorer", "NoPlanError", "Oracle"]
 
@@ -61,7 +62,11 @@ class Explorer:
         error_rate: float = 0.0,
         max_steps: int = 50,
     ) -> None:
-        for name, rate in (("detour_rate", detour_rate), ("error_rate", error_rate)):
+        for name, rate in (
+            ("detour_rate", detour_rate),
+            ("error_rate", error_rate),
+            ("detour_rate + error_rate", detour_rate + error_rate),
+        ):
             if not 0.0 <= rate < 1.0:
                 raise ValueError(f"{name}={rate} is not in [0, 1)")
         self._game = game
@@ -78,7 +83,10 @@ class Explorer:
     def act(self, observation: str, info: Info) -> ExpertAction:
         """The next command, given the text just seen (first the opening text) and its infos."""
         if self._step == 0:
-            self._task = parse_task(self._game.task)
+            try:
+                self._task = parse_task(self._game.task)
+            except UserError as error:
+                raise UserError(f"The game {self._game.gamefile}: {error}") from error
             self._belief = Belief.from_opening(observation, info["admissible_commands"])
         else:
             self._belief.update(self._last_action, observation)

@@ -90,6 +90,9 @@ def generate_games(
         return target
     if target.exists() and not target.is_dir():
         raise UserError(f"--out {target} is a file; name a folder.")
+    if target.is_dir() and target.samefile(Path.cwd()):
+        # It would be replaced by another folder of that name while the caller is inside.
+        raise UserError(f"--out {out} is the folder you are in; name a folder to make.")
     sampler = Sampler(max_receptacles, max_objects, max_object_classes)
     if target.is_dir():
         target.rmdir()

@@ -33,19 +33,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imported after --help is served: these pull in numpy and the package's tables.
     from agent_system.environments.env_package.alfworld.generate import generate_games
     from agent_system.environments.env_package.alfworld.manifest import SPLITS, load_manifest
-    from verl.utils.errors import UserError
+    from agent_system.programs import check_output, run_program
 
-    try:
-        folder = generate_games(**options)
+    def run() -> int:
+        folder = generate_games(**options | {"out": check_output(options["out"], "--out", folder=True)})
         for split in SPLITS:
             if options[split]:
                 manifest = load_manifest(folder, split)
                 sys.stdout.write(f"{split}: {len(manifest.games)} games, {manifest.hash[:16]}\n")
-    except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    sys.stdout.write(f"ALFWORLD_DATA={folder}\n")
-    return 0
+        sys.stdout.write(f"ALFWORLD_DATA={folder}\n")
+        return 0
+
+    return run_program(run)
 
 
 if __name__ == "__main__":

@@ -160,8 +160,8 @@ class AlfWorldEnvironmentManager(EnvironmentManagerBase):
             self.builder.build(
                 self._instructions[slot],
                 self.history(slot),
-                self._raw[slot],
-                self._infos[slot]["admissible_actions"],
+                self.observation(slot),
+                self.admissible_actions(slot),
                 max_history,
             )
             for slot in slots

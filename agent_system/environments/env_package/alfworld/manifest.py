@@ -82,9 +82,10 @@ def load_manifest(data_dir: str | Path | None, split: str) -> Manifest:
     if not games:
         found = "does not exist" if not root.is_dir() else f"holds no playable game (skipped: {dict(skipped)})"
         raise UserError(
-            f"No ALFWorld games: {root} {found}. Set ALFWORLD_DATA (or env.alfworld.data_dir) to the folder that "
-            f"contains {GAMES_FOLDER}, after alfworld-download; or use generated games: env.alfworld.source=generated, "
-            "or python -m agent_system.environments.env_package.alfworld.generate_games --out DIR."
+            f"No ALFWorld games: {root} {found}. Set ALFWORLD_DATA (or env.alfworld.data_dir, or --data-dir) to the "
+            f"folder that contains {GAMES_FOLDER}, after alfworld-download; or use generated games: "
+            "env.alfworld.source=generated, or python -m "
+            "agent_system.environments.env_package.alfworld.generate_games --out DIR."
         )
     games.sort(key=lambda entry: entry.path)
     text = "".join(f"{entry.path}\t{entry.sha256}\n" for entry in games)
@@ -109,7 +110,7 @@ def _entry(folder: Path, trajectory: Path, skipped: Counter[str]) -> GameEntry |
             return None
         content = game.read_bytes()
         solvable = json.loads(content).get("solvable")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"The game folder {trajectory.parent} is unreadable ({type(error).__name__}: {error}); download or "
             "generate the data again, or remove this folder."

@@ -109,8 +109,11 @@ def read_game_file(path: str | Path) -> GameFile:
     try:
         with open(path, encoding="utf-8") as handle:
             data = json.load(handle)
-        return GameFile(data["pddl_domain"], data["grammar"], data["pddl_problem"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        file = GameFile(data["pddl_domain"], data["grammar"], data["pddl_problem"])
+        if not all(isinstance(text, str) for text in file):
+            raise TypeError("domain, grammar and problem must be texts")
+        return file
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"no {error} in it" if isinstance(error, KeyError) else f"{error}"
         raise UserError(
             f"The game file {path} cannot be read ({reason}); download the ALFWorld data again "
@@ -127,7 +130,10 @@ def task_of_grammar(grammar: str) -> tuple[str, str]:
     rules = _TASK_RULE.findall(grammar)
     if len(rules) != 1:
         raise UnknownShapeError("the grammar does not have exactly one task rule")
-    text: str = json.loads(f'"{rules[0][1]}"')
+    try:
+        text: str = json.loads(f'"{rules[0][1]}"')
+    except ValueError as error:
+        raise UnknownShapeError("the task is not a JSON string") from error
     if _GRAMMAR_SYMBOLS & set(text) or "\n" in text:
         raise UnknownShapeError("the task is not a plain sentence")
     return f"Your task is to: {text}.", _digest(_TASK_RULE.sub(_PLACEHOLDER, grammar))
@@ -345,6 +351,12 @@ def load_game(path: str | Path) -> GameData | None:
         game = build_game(file.problem, task_of_grammar(file.grammar)[0])
     except UnknownShapeError as reason:
         logger.warning("%s needs the stock engine, which is some thousand times slower: %s", path, reason)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        # Known domain and grammar, but facts that contradict the declarations: no engine can run that.
+        raise UserError(
+            f"The game file {path} is damaged: its problem does not fit its domain ({error!r}); download or generate "
+            "the data again, or remove this game."
+        ) from error
     _cache[key] = game
     if len(_cache) > _CACHE_SIZE:
         _cache.popitem(last=False)

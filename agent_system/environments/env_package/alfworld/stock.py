@@ -33,6 +33,9 @@ class StockEngine:
     """One game in TextWorld's engine, with alfworld's names. A snapshot is the list of commands since the reset.
 
     Loading and every reset take about a second, a step 35-130 ms. Not usable from threads.
+
+    Raises:
+        UserError: the packages are not installed, or the file cannot be loaded.
     """
 
     def __init__(self, gamefile: str | Path) -> None:
@@ -49,7 +52,14 @@ class StockEngine:
         infos = EnvInfos(won=True, admissible_commands=True, extras=["gamefile"])
         self._env: Any = AlfredInfos(AlfredDemangler(PddlEnv(infos), shuffle=False))
         with _own_argv():
-            self._env.load(os.fspath(gamefile))
+            try:
+                self._env.load(os.fspath(gamefile))
+            except Exception as error:
+                # The parsers of domain, problem and grammar have no common exception.
+                raise UserError(
+                    f"The game file {gamefile} cannot be loaded by the stock engine ({type(error).__name__}: "
+                    f"{' '.join(str(error).split())[:200]}); download the data again, or remove this game."
+                ) from error
         self._gamefile = os.fspath(gamefile)
         self._state: Any = None
         self._history: list[str] = []
