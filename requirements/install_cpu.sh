@@ -10,14 +10,14 @@ stamp="$venv/.trajevolve-installed"
 
 find_python() {
   local candidate
-  for candidate in "${PYTHON:-}" python3.11 python3 python3.12 python3.10; do
+  for candidate in "${PYTHON:-}" python3.11 python3 python3.12; do
     [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 || continue
-    if "$candidate" -c 'import sys; sys.exit(not ((3, 10) <= sys.version_info < (3, 13)))' 2>/dev/null; then
+    if "$candidate" -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info < (3, 13)))' 2>/dev/null; then
       echo "$candidate"
       return 0
     fi
   done
-  echo "error: no Python 3.10, 3.11 or 3.12 found (textworld does not run on 3.13); install one or set PYTHON=/path/to/python" >&2
+  echo "error: no Python 3.11 or 3.12 found (textworld does not run on 3.13, the locked numpy not on 3.10); install one or set PYTHON=/path/to/python" >&2
   return 1
 }
 

@@ -21,6 +21,7 @@ from verl.trainer.config.schema import (
     SFTConfig,
     build_config,
     check_device,
+    ignored_keys,
     key_paths,
     load_config,
     nearest_key,
@@ -370,6 +371,13 @@ A = "actor_rollout_ref.actor"
         (["algorithm.adv_estimator=remax"], "grpo"),
         (["data.custom_cls.path=x.py"], "custom_cls"),
         (["data.use_shm=True"], "data.use_shm=False"),
+        (["data.seed=5"], "set env.seed=5"),
+        (["data.need_tools_kwargs=True"], "set it to False"),
+        (["custom_reward_function.path=x.py"], "custom_reward_function.path"),
+        (["+reward_model.reward_kwargs.max_resp_len=9"], "reward_model.reward_kwargs"),
+        (["+reward_model.overlong_buffer.enable=True"], "reward_model.overlong_buffer"),
+        ([f"{R}.limit_images=2"], "limit_images"),
+        ([f"{R}.prompt_length=100"], "must equal data.max_prompt_length=512"),
         (["data.gen_batch_size=3"], "must equal data.train_batch_size=1024"),
         (["data.shuffle=False"], "data.shuffle=True"),
         (["trainer.log_val_generations=3"], "default_local_dir/validation"),
@@ -405,6 +413,14 @@ def test_what_cannot_work_is_refused_in_one_sentence(overrides: list[str], expec
     assert "\n" not in str(caught.value)
 
 
+def test_keys_that_nobody_reads_are_listed_when_set() -> None:
+    assert ignored_keys(ppo()) == ()
+    assert ignored_keys(runnable("actor_rollout_ref.actor.shuffle=True", "trainer.log_eval_steps=True")) == (
+        "actor_rollout_ref.actor.shuffle",
+        "trainer.log_eval_steps",
+    )
+
+
 def test_suggested_sizes_are_accepted() -> None:
     for mini, micro in ((16, 2), (24, 3), (48, 6), (128, 8), (8, 1)):
         validate_ppo_config(runnable(f"{A}.ppo_mini_batch_size={mini}", f"{A}.ppo_micro_batch_size_per_gpu={micro}"))
@@ -418,6 +434,8 @@ def test_suggested_sizes_are_accepted() -> None:
         ("model.use_shm=True", "use_shm"),
         ("ulysses_sequence_parallel_size=2", "ulysses_sequence_parallel_size=1"),
         ("data.chat_template=x", "chat_template"),
+        ("data.multiturn.enable=True", "data.multiturn.enable"),
+        ("use_remove_padding=True", "use_remove_padding=False"),
         ("data.custom_cls.path=x", "custom_cls"),
         ("trainer.default_hdfs_dir=hdfs://a", "default_hdfs_dir"),
         ("trainer.resume_path=hdfs://a", "trainer.resume_path"),

@@ -42,6 +42,18 @@ fast = settings(
 )
 
 
+def test_short_public_names_are_the_same_objects() -> None:
+    import verl
+    import verl.utils
+    from verl.utils.tokenizer import hf_processor, hf_tokenizer
+
+    assert verl.DataProto is DataProto
+    assert verl.utils.hf_tokenizer is hf_tokenizer and verl.utils.hf_processor is hf_processor
+    for module in (verl, verl.utils):
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            _ = module.nothing
+
+
 def make(n: int, kind: str = "both") -> DataProto:
     """Rows that carry their own number in every column."""
     tensors = {"id": torch.arange(n), "grid": torch.arange(n * 6.0).view(n, 6)} if kind != "arrays" else None
@@ -408,6 +420,7 @@ def _gather(rank: int, store: str, folder: str) -> None:
 
 
 def test_all_gather(tmp_path: Path) -> None:
-    mp.start_processes(_gather, (str(tmp_path / "store"), str(tmp_path)), nprocs=2, start_method="fork")
+    # Spawned: a forked process would inherit the process group of tests that ran before.
+    mp.start_processes(_gather, (str(tmp_path / "store"), str(tmp_path)), nprocs=2, start_method="spawn")
     for rank in range(2):
         assert ids(DataProto.load_from_disk(tmp_path / f"{rank}.pkl")) == [0, 1, 2, 3, 4]

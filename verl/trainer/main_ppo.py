@@ -35,7 +35,7 @@ def read_config(cfg: DictConfig, extra_recipe_modules: Sequence[str] = ()) -> tu
     Raises:
         UserError: names the key and the way out.
     """
-    from verl.trainer.config.schema import PPOConfig, build_config, validate_ppo_config
+    from verl.trainer.config.schema import PPOConfig, build_config, ignored_keys, validate_ppo_config
     from verl.trainer.ppo.ray_trainer import check_algorithm
     from verl.trainer.ppo.recipes import extra_config_sections, hook_classes, load_recipes
 
@@ -43,6 +43,9 @@ def read_config(cfg: DictConfig, extra_recipe_modules: Sequence[str] = ()) -> tu
     recipes = load_recipes(modules)
     config = build_config(PPOConfig, cfg, extra_sections=extra_config_sections(recipes))
     validate_ppo_config(config)
+    unread = ignored_keys(config)
+    if unread:
+        logger.warning("set, but read by no part of this version: %s", ", ".join(unread))
     config = with_worker_modules(config, modules)
     check_algorithm(config)
     hook_classes(recipes, config)

@@ -34,7 +34,8 @@ def output_head(model: nn.Module) -> nn.Module:
 def _only(head: nn.Module, row: torch.Tensor, column: torch.Tensor) -> Iterator[None]:
     # A hook on the head, not a call of the parts: the outer module's forward has to run for FSDP to gather weights.
     def pick(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return (args[0][row, column].unsqueeze(0), *args[1:])
+        hidden = args[0]
+        return (hidden.flatten(0, 1).index_select(0, row * hidden.shape[1] + column).unsqueeze(0), *args[1:])
 
     handle = head.register_forward_pre_hook(pick)
     try:

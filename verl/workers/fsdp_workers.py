@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import resource
 from collections.abc import Iterator
@@ -35,6 +34,7 @@ from verl.utils.fsdp_utils import (
     offload_fsdp_model_to_cpu,
     offload_fsdp_optimizer,
 )
+from verl.utils.import_utils import import_external_libs
 from verl.utils.model import collect_eos_token_ids, get_generation_config
 from verl.utils.tokenizer import hf_tokenizer
 from verl.workers.actor.dp_actor import DataParallelPPOActor
@@ -101,9 +101,7 @@ class ActorRolloutRefWorker(Worker):
             UserError: the model folder is missing or unreadable.
         """
         model_config = self.config.model
-        libraries = model_config.external_lib or ()
-        for library in (libraries,) if isinstance(libraries, str) else libraries:
-            importlib.import_module(library)
+        import_external_libs(model_config.external_lib)
         path = copy_to_local(model_config.path, "actor_rollout_ref.model.path")
         self.tokenizer = hf_tokenizer(path, trust_remote_code=model_config.trust_remote_code)
         self.generation_config = get_generation_config(path, model_config.trust_remote_code)
@@ -204,7 +202,7 @@ class ActorRolloutRefWorker(Worker):
             module = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, trust_remote_code=model_config.trust_remote_code
             )
-        return HFRollout(
+        engine = HFRollout(
             module,
             rollout,
             eos_token_ids=collect_eos_token_ids(self.generation_config, self.tokenizer.eos_token_id),
@@ -215,6 +213,8 @@ class ActorRolloutRefWorker(Worker):
             and self.config.actor.strategy == "fsdp2"
             and not (fsdp_config.param_offload or fsdp_config.offload_policy),
         )
+        engine.release_weights()
+        return engine
 
     def _init_checkpoints(self) -> None:
         self.checkpoints = FSDPCheckpointManager(
@@ -230,20 +230,25 @@ class ActorRolloutRefWorker(Worker):
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
+    @property
+    def _is_movable(self) -> bool:
+        """Whether weights and optimizer state can be moved: with ``offload_policy`` FSDP itself fetches them."""
+        return self.device.type == "cuda" and not self.config.actor.fsdp_config.offload_policy
+
     def _offload(self, *, optimizer: bool) -> None:
         fsdp_config = self.config.actor.fsdp_config
-        if self.device.type != "cuda":
+        if not self._is_movable:
             return
-        if fsdp_config.param_offload:
-            offload_fsdp_model_to_cpu(self.actor_model)
         if optimizer and fsdp_config.optimizer_offload:
             offload_fsdp_optimizer(self.optimizer)
+        if fsdp_config.param_offload:
+            offload_fsdp_model_to_cpu(self.actor_model)
 
     @contextmanager
     def _actor_on_device(self, *, optimizer: bool = False) -> Iterator[None]:
         """The policy's weights (and optimizer state) where they are used, and back in host memory afterwards."""
         fsdp_config = self.config.actor.fsdp_config
-        if self.device.type == "cuda":
+        if self._is_movable:
             if fsdp_config.param_offload:
                 load_fsdp_model_to_gpu(self.actor_model, self.device)
             if optimizer and fsdp_config.optimizer_offload:
@@ -270,17 +275,19 @@ class ActorRolloutRefWorker(Worker):
     def release_device_memory(self) -> None:
         """Moves weights and optimizer state to host memory, so that another role of the process can use the device.
 
-        `restore_device_memory` must come before this role computes again. On the CPU both do nothing.
+        Not for use inside a rollout session; outside of one the engine holds no weights anyway. `restore_device_memory`
+        must come before this role computes again. On the CPU both do nothing.
         """
-        if self.device.type == "cuda":
-            offload_fsdp_model_to_cpu(self.actor_model)
+        if self._is_movable:
+            # The optimizer first: moving the model ends with handing torch's free blocks back to the device.
             offload_fsdp_optimizer(self.optimizer)
+            offload_fsdp_model_to_cpu(self.actor_model)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def restore_device_memory(self) -> None:
         """Takes back what `release_device_memory` moved, except what the config keeps in host memory between calls."""
         fsdp_config = self.config.actor.fsdp_config
-        if self.device.type != "cuda":
+        if not self._is_movable:
             return
         if not fsdp_config.param_offload:
             load_fsdp_model_to_gpu(self.actor_model, self.device)
@@ -304,8 +311,9 @@ class ActorRolloutRefWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def end_rollout(self) -> None:
-        """Ends the session: generating again needs `start_rollout`."""
+        """Ends the session: the engine gives its weights' memory back, and generating again needs `start_rollout`."""
         self._in_rollout = False
+        self.rollout.release_weights()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def rollout_version(self) -> int:

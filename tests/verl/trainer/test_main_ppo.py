@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import ray
 
 from tests.helpers.toy_env import register_toy
 from verl.trainer import main_ppo
@@ -41,6 +42,13 @@ RUNS_HERE = (
 def test_bad_names_are_refused_first(override: str, pattern: str) -> None:
     with pytest.raises(UserError, match=pattern):
         main_ppo.read_config(load_config("ppo_trainer", [*RUNS_HERE, override]))
+
+
+def test_keys_without_effect_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    main_ppo.read_config(load_config("ppo_trainer", RUNS_HERE))
+    assert not caplog.records
+    main_ppo.read_config(load_config("ppo_trainer", [*RUNS_HERE, "trainer.validation_data_dir=out"]))
+    assert "read by no part of this version: trainer.validation_data_dir" in caplog.text
 
 
 def test_program_prints_one_line_and_status_2(tmp_path: Path) -> None:
@@ -82,7 +90,9 @@ def config(*overrides: str) -> PPOConfig:
     return build_config(PPOConfig, load_config("ppo_trainer", [*RUNS_HERE, *overrides]))
 
 
-def test_demand_and_its_check_before_ray_starts() -> None:
+def test_demand_and_its_check_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Another test's Ray may be up in this process; here none is.
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     wanted = ray_setup.demand(config("trainer.n_gpus_per_node=2"), "cpu", num_env_workers=4)
     assert wanted.cpus == pytest.approx(2.4) and wanted.gpus == 0
     assert ray_setup.demand(config("trainer.n_gpus_per_node=2"), "cuda", 4).gpus == 2

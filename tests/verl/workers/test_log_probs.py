@@ -129,7 +129,7 @@ def test_only_real_tokens_are_run(tiny_model_dir: Path) -> None:
     shapes, logits = [], []
     model = group.worker.actor_model
     model.get_input_embeddings().register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
-    model.get_output_embeddings().register_forward_hook(lambda module, args, out: logits.append(out.shape[0]))
+    model.get_output_embeddings().register_forward_hook(lambda module, args, out: logits.append(out.shape[-2]))
     group.compute_log_prob(batch)
     lengths = batch.batch["attention_mask"].sum(dim=1).sort().values
     assert shapes == [(4, int(lengths[3])), (4, int(lengths[7]))]

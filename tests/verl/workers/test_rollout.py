@@ -15,6 +15,7 @@ from verl.trainer.config.model_sections import FSDPConfig
 from verl.trainer.config.worker_sections import RolloutConfig
 from verl.utils.errors import UserError
 from verl.utils.torch_functional import get_response_mask
+from verl.workers import fsdp_workers
 from verl.workers.rollout.hf_rollout import HFRollout
 from verl.workers.rollout.sampling import SamplingParams
 from verl.workers.rollout.session import rollout_session
@@ -150,6 +151,8 @@ def test_engine_follows_the_policy_once_per_session(tiny_model_dir: Path, actor:
     with rollout_session(group, 1):
         before = group.generate_sequences(prompts)
     assert group.rollout_version() == [1]
+    # Between sessions the engine holds no memory for weights.
+    assert all(p.numel() == 0 for p in group.worker.rollout.module.parameters())
     batch = training_batch(8, tiny_model_dir)
     group.compute_log_prob(batch)
     metrics = group.update_actor(batch).meta_info["metrics"]
@@ -178,6 +181,51 @@ def test_missing_or_unknown_weights_are_noticed(model: AutoModelForCausalLM) -> 
         rollout.update_weights(some.items(), 5)
     with pytest.raises(RuntimeError, match="no weight 'nothing'"):
         rollout.update_weights({"nothing": torch.zeros(1)}.items(), 5)
+
+
+def test_released_weights_come_back_with_the_next_update(tiny_model_dir: Path) -> None:
+    rollout = engine(AutoModelForCausalLM.from_pretrained(tiny_model_dir))
+    weights = {name: weight.detach().clone() for name, weight in rollout.module.named_parameters()}
+    prompts = prompt_batch(tiny_model_dir)
+    before = rollout.generate_sequences(prompts).batch
+    rollout.release_weights()
+    assert all(p.numel() == 0 for p in rollout.module.parameters())
+    with pytest.raises(RuntimeError):
+        rollout.generate_sequences(prompts)
+    rollout.update_weights(weights.items(), 1)
+    after = rollout.generate_sequences(prompts).batch
+    assert torch.equal(before["responses"], after["responses"])
+    assert torch.equal(before["rollout_log_probs"], after["rollout_log_probs"])
+    # Copied, not shared: the engine keeps its weights whatever happens to the ones it was given.
+    weights["lm_head.weight" if "lm_head.weight" in weights else "model.embed_tokens.weight"].zero_()
+    assert torch.equal(rollout.generate_sequences(prompts).batch["responses"], after["responses"])
+
+
+@pytest.mark.parametrize("offload_policy", [False, True])
+def test_memory_moves_optimizer_first_and_never_what_fsdp_fetches_itself(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, offload_policy: bool
+) -> None:
+    worker = make_group(worker_config(tiny_model_dir)).worker
+    actor = replace(worker.config.actor, fsdp_config=FSDPConfig(offload_policy=offload_policy, param_offload=True))
+    worker.config = replace(worker.config, actor=actor)
+    worker.device = torch.device("cuda")
+    moves: list[str] = []
+    for name in (
+        "offload_fsdp_optimizer",
+        "offload_fsdp_model_to_cpu",
+        "load_fsdp_model_to_gpu",
+        "load_fsdp_optimizer",
+    ):
+        monkeypatch.setattr(fsdp_workers, name, lambda *_, name=name: moves.append(name))
+    worker.release_device_memory()
+    worker.restore_device_memory()
+    with worker._actor_on_device(optimizer=True):
+        moves.append("work")
+    expected = [
+        "offload_fsdp_optimizer", "offload_fsdp_model_to_cpu", "load_fsdp_optimizer",
+        "load_fsdp_model_to_gpu", "work", "offload_fsdp_model_to_cpu",
+    ]  # fmt: skip
+    assert moves == (["work"] if offload_policy else expected)
 
 
 def test_messages_for_a_missing_model_and_another_engine(tiny_model_dir: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from verl.utils import torch_functional as F
 from verl.utils.device import resolve_device
 from verl.utils.errors import UserError
 from verl.utils.fsdp_utils import wrap_units
+from verl.utils.import_utils import import_external_libs
 from verl.utils.model import compute_position_id_with_mask
 from verl.utils.seqlen_balancing import (
     get_reverse_idx,
@@ -147,3 +148,14 @@ def test_impossible_requests_are_named() -> None:
         resolve_device("tpu")
     with pytest.raises(ValueError, match="at least two"):
         F.masked_var(torch.ones(3), torch.tensor([1, 0, 0]))
+
+
+def test_external_modules_are_imported_and_missing_ones_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "verl_test_external_lib.py").write_text("import module_that_is_not_there_either\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import_external_libs(None)
+    import_external_libs(("json", "string"))
+    with pytest.raises(UserError, match=r"model\.external_lib names 'no\.such', but no module 'no'"):
+        import_external_libs("no.such")
+    with pytest.raises(ModuleNotFoundError, match="either"):
+        import_external_libs("verl_test_external_lib")

@@ -16,7 +16,6 @@ from verl.trainer.config.fields import (
 )
 
 __all__ = [
-    "ActorOptimConfig",
     "CheckpointConfig",
     "CheckpointItem",
     "CriticModelConfig",
@@ -90,10 +89,6 @@ class OptimConfig:
     """Written by the trainer; -1 = not known yet."""
     weight_decay: NonNegativeFloat = 0.01
     betas: tuple[float, float] = field(default=(0.9, 0.999), metadata=NULL_MEANS_DEFAULT)
-
-
-ActorOptimConfig = OptimConfig
-"""The actor's optimizer section has every key of `OptimConfig`."""
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from verl.trainer.config.fields import (
     Range,
     RootConfig,
 )
+from verl.trainer.config.ignored import ignored_keys
 from verl.trainer.config.loading import check_device, load_config
 from verl.trainer.config.model_sections import (
-    ActorOptimConfig,
     CheckpointConfig,
     CheckpointItem,
     CriticModelConfig,
@@ -87,7 +87,6 @@ from verl.trainer.config.worker_sections import (
 __all__ = [
     "NULL_MEANS_DEFAULT",
     "ActorConfig",
-    "ActorOptimConfig",
     "ActorRolloutRefConfig",
     "AlfworldConfig",
     "AlgorithmConfig",
@@ -150,6 +149,7 @@ __all__ = [
     "WrapPolicyConfig",
     "build_config",
     "check_device",
+    "ignored_keys",
     "key_paths",
     "load_config",
     "nearest_key",

@@ -65,6 +65,7 @@ class SFTDataConfig:
     """Tokens of prompt and response together."""
     truncation: Literal["error", "left", "right"] = "error"
     balance_dp_token: bool = False
+    """Accepted, not read: the loss is always normalised by the token count of all ranks."""
     chat_template: str | None = None
     custom_cls: CustomClsConfig = field(default_factory=CustomClsConfig)
     use_shm: bool = False

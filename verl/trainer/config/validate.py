@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable
 
 from verl.trainer.config.ppo_sections import PPOConfig
+from verl.trainer.config.run_sections import DataConfig
 from verl.trainer.config.sft_sections import SFTConfig
 from verl.trainer.config.worker_sections import ActorConfig, CriticConfig, RefConfig, RolloutConfig
 from verl.utils.errors import UserError
@@ -62,6 +63,19 @@ def validate_sft_config(cfg: SFTConfig, world_size: int | None = None) -> None:
             (
                 cfg.model.use_shm or cfg.data.use_shm,
                 "use_shm is not available; set model.use_shm=False and data.use_shm=False.",
+            ),
+            (
+                cfg.data.multiturn.enable,
+                "data.multiturn.enable is not available; write one row per assistant turn and set it to False.",
+            ),
+            (
+                cfg.use_remove_padding,
+                "use_remove_padding is not available here (micro-batches hold rows of similar length instead); "
+                "set use_remove_padding=False.",
+            ),
+            (
+                cfg.optim.name == "muon" and cfg.model.strategy == "fsdp",
+                "optim.name=muon needs whole matrices; set model.strategy=fsdp2 or optim.name=adamw.",
             ),
             (
                 cfg.data.chat_template is not None,
@@ -133,6 +147,10 @@ def _unsupported_rollout(rollout: RolloutConfig) -> Refusals:
         yield getattr(rollout, name) is not None, f"{prefix}.{name} needs an engine other than hf; set it to null."
     for name in ("stop", "stop_token_ids"):
         yield getattr(rollout, name) is not None, f"{prefix}.{name} needs an engine other than hf; set it to null."
+    yield (
+        rollout.limit_images is not None,
+        f"{prefix}.limit_images needs an environment with images, which this version lacks; set it to null.",
+    )
     needed = rollout.prompt_length + rollout.response_length
     yield (
         rollout.max_model_len is not None and rollout.max_model_len < needed,
@@ -206,6 +224,20 @@ def _unsupported_run(cfg: PPOConfig) -> Refusals:
         data.custom_cls.path is not None,
         "data.custom_cls is not supported, the environment defines the tasks; set data.custom_cls.path=null.",
     )
+    yield (
+        data.need_tools_kwargs,
+        "data.need_tools_kwargs=True belongs to an engine's tool loop and is not available; set it to False.",
+    )
+    yield (
+        cfg.custom_reward_function.path is not None,
+        "custom_reward_function.path is not supported, the environment gives the reward; set it to null and reshape "
+        "rewards in a recipe's after_reward hook.",
+    )
+    yield (
+        bool(reward.reward_kwargs) or bool((reward.overlong_buffer or {}).get("enable")),
+        "reward_model.reward_kwargs and reward_model.overlong_buffer belong to reward managers that are not "
+        "supported; set both to null.",
+    )
     yield data.use_shm, "data.use_shm=True is not available; set data.use_shm=False."
     yield (
         not data.shuffle,
@@ -228,6 +260,16 @@ def _contradictions(cfg: PPOConfig) -> Refusals:
         data.gen_batch_size != data.train_batch_size,
         f"data.gen_batch_size={data.gen_batch_size} must equal data.train_batch_size={data.train_batch_size} "
         "with environments; leave data.gen_batch_size unset.",
+    )
+    rollout = cfg.actor_rollout_ref.rollout
+    yield (
+        rollout.prompt_length != data.max_prompt_length,
+        f"actor_rollout_ref.rollout.prompt_length={rollout.prompt_length} must equal data.max_prompt_length="
+        f"{data.max_prompt_length}; leave the former unset.",
+    )
+    yield (
+        data.seed != DataConfig.seed,
+        f"data.seed={data.seed} is not read, the environment orders the tasks; set env.seed={data.seed} instead.",
     )
     yield (
         trainer.resume_mode == "resume_path" and trainer.resume_from_path is None,

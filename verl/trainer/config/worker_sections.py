@@ -44,6 +44,7 @@ __all__ = [
 
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 KLKind = Literal["kl", "abs", "mse", "low_var_kl", "full"]
+EngineDtype = Literal["bfloat16", "bf16", "float16", "fp16", "half", "float32", "fp32", "float"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class ActorConfig:
     use_kl_loss: bool = False
     """Adds KL(policy, reference) to the loss; creates a reference policy."""
     use_torch_compile: bool = True
+    """A hint about speed, never about results; nothing is compiled in this version."""
     kl_loss_coef: float = 0.001
     kl_loss_type: KLKind = "low_var_kl"
     ppo_epochs: PositiveInt = 1
@@ -169,11 +171,11 @@ class RolloutConfig:
     top_p: PositiveFraction = 1.0
     use_fire_sampling: bool = False
     prompt_length: PositiveInt = 512
-    """P, = data.max_prompt_length."""
+    """P, = data.max_prompt_length; another value is refused."""
     response_length: PositiveInt = 512
     """R, = data.max_response_length."""
-    dtype: str = "bfloat16"
-    """Dtype of the engine's weights."""
+    dtype: EngineDtype = "bfloat16"
+    """Dtype of the engine's weights on CUDA; on the CPU they have the policy's own."""
     gpu_memory_utilization: Fraction = 0.5
     ignore_eos: bool = False
     enforce_eager: bool = True

@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from verl.utils.checkpoint.checkpoint_manager import TRACKER_FILE as LATEST_FILE
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_dir, atomic_write
 
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "trainer_state.json"
-LATEST_FILE = "latest_checkpointed_iteration.txt"
 STATE_VERSION = 1
 _STEP_FOLDER = re.compile(r"global_step_(\d+)")
 _LEFTOVER = re.compile(r"global_step_\d+\.tmp-.*")

@@ -30,6 +30,7 @@ from verl.trainer.ppo.registry import (
     register_policy_loss,
 )
 from verl.utils.errors import UserError
+from verl.utils.torch_functional import masked_sum
 
 if TYPE_CHECKING:
     from verl.protocol import DataProto
@@ -183,11 +184,6 @@ def _grpo(batch: DataProto, config: AlgorithmConfig) -> tuple[Tensor, Tensor]:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Losses
-
-
-def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum where the mask is set; entries outside the mask may be NaN or infinite."""
-    return torch.where(mask.bool(), values, torch.zeros((), dtype=values.dtype, device=values.device)).sum()
 
 
 def agg_loss(

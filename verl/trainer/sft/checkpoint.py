@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from verl.utils.checkpoint.checkpoint_manager import TRACKER_FILE
 from verl.utils.checkpoint.fsdp_checkpoint_manager import save_hf_model
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_write
@@ -44,7 +45,6 @@ RESUME_FOLDER = "resume"
 
 _OPTIMIZER_FILE = "optimizer.pt"
 _STATE_FILE = "trainer_state.json"
-TRACKER_FILE = "latest_checkpointed_iteration.txt"
 _STEP_FOLDER = re.compile(r"global_step_(\d+)")
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 import sys
@@ -35,6 +34,7 @@ from verl.utils.device import resolve_device
 from verl.utils.distributed import initialize_process_group
 from verl.utils.errors import UserError
 from verl.utils.fsdp_utils import clip_grad_norm
+from verl.utils.import_utils import import_external_libs
 from verl.utils.tokenizer import hf_tokenizer
 from verl.utils.tracking import Tracking
 from verl.workers.model_builder import build_model
@@ -86,16 +86,14 @@ class FSDPSFTTrainer:
         """Prepare a run.
 
         Args:
-            config: a checked config.
+            config: a config that `validate_sft_config` accepts.
             train_rows, val_rows: token rows to use instead of `data.train_files` and `data.val_files`.
 
         Raises:
             UserError: missing or unsuitable files, columns, model, checkpoint or device.
         """
-        _refuse_unbuilt(config)
         self.config = config
-        for module in _names(config.model.external_lib):
-            importlib.import_module(module)
+        import_external_libs(config.model.external_lib, "model.external_lib")
         self.device = resolve_device(config.trainer.device)
         self.rank, self.world_size = initialize_process_group(self.device)
         self.group = dist.group.WORLD if self.world_size > 1 else None
@@ -312,23 +310,6 @@ class FSDPSFTTrainer:
             mininterval=0.5 if sys.stderr.isatty() else 60.0,
             dynamic_ncols=True,
         )
-
-
-def _refuse_unbuilt(config: SFTConfig) -> None:
-    """One sentence for each choice that this trainer lacks; the checks of the config section come before."""
-    if config.data.multiturn.enable:
-        raise UserError("data.multiturn.enable is not available; write one row per assistant turn and set it to False.")
-    if config.use_remove_padding:
-        raise UserError(
-            "use_remove_padding is not available here (micro-batches hold rows of similar length instead); "
-            "set use_remove_padding=False."
-        )
-    if config.optim.name == "muon" and config.model.strategy == "fsdp":
-        raise UserError("optim.name=muon needs whole matrices; set model.strategy=fsdp2 or optim.name=adamw.")
-
-
-def _names(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return () if value is None else (value,) if isinstance(value, str) else value
 
 
 def _due(step: int, frequency: int) -> bool:

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["BaseCheckpointManager", "find_latest_ckpt_path", "get_checkpoint_tracker_filename"]
+__all__ = ["TRACKER_FILE", "BaseCheckpointManager", "find_latest_ckpt_path", "get_checkpoint_tracker_filename"]
 
 logger = logging.getLogger(__name__)
+
+TRACKER_FILE = "latest_checkpointed_iteration.txt"
+"""Holds the number of the last complete checkpoint, beside the `global_step_N` folders."""
 
 
 class BaseCheckpointManager(ABC):
@@ -52,7 +55,7 @@ class BaseCheckpointManager(ABC):
 
 def get_checkpoint_tracker_filename(root_path: str) -> str:
     """File that holds the number of the last complete checkpoint under ``root_path``."""
-    return str(Path(root_path) / "latest_checkpointed_iteration.txt")
+    return str(Path(root_path) / TRACKER_FILE)
 
 
 def find_latest_ckpt_path(path: str | None, directory_format: str = "global_step_{}") -> str | None:

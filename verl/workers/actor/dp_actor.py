@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from verl.protocol import DataProto
 from verl.trainer.config.worker_sections import ActorConfig
+from verl.trainer.ppo.columns import tensors_of
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss, kl_penalty
 from verl.utils.distributed import all_reduce_sums
 from verl.utils.fsdp_utils import clip_grad_norm, reshard
@@ -33,15 +34,9 @@ logger = logging.getLogger(__name__)
 _UPDATE_COLUMNS = ("input_ids", "attention_mask", "response_mask", "old_log_probs", "advantages")
 
 
-def _tensors(data: DataProto) -> TensorDict:
-    if data.batch is None:
-        raise ValueError("the policy got a batch without tensors")
-    return data.batch
-
-
 def response_mask_of(data: DataProto) -> Tensor:
     """``response_mask`` of the batch, else the attention mask of its response columns; ``(B, R)``."""
-    batch = _tensors(data)
+    batch = tensors_of(data)
     if "response_mask" in batch:
         return batch["response_mask"]
     return batch["attention_mask"][:, -batch["responses"].shape[1] :]
@@ -96,7 +91,7 @@ class DataParallelPPOActor(BasePPOActor):
         """
         was_training = self.model.training
         self.model.eval()
-        batch = _tensors(data)
+        batch = tensors_of(data)
         token_mask = response_mask_of(data)
         log_probs = torch.zeros(token_mask.shape, dtype=torch.float32)
         entropys = torch.zeros_like(log_probs) if calculate_entropy else None
@@ -168,7 +163,7 @@ class DataParallelPPOActor(BasePPOActor):
     def _count(self, mini_batches: list[DataProto]) -> list[_Counts]:
         local: dict[str, float] = {}
         for number, mini_batch in enumerate(mini_batches):
-            lengths = _tensors(mini_batch)["response_mask"].sum(dim=1)
+            lengths = tensors_of(mini_batch)["response_mask"].sum(dim=1)
             local[f"{number}/tokens"] = float(lengths.sum())
             local[f"{number}/rows"] = float((lengths > 0).sum())
         summed = all_reduce_sums(local, self.device)
@@ -177,8 +172,8 @@ class DataParallelPPOActor(BasePPOActor):
     def _accumulate(self, mini_batch: DataProto, count: _Counts) -> dict[str, float]:
         """Forward and backward over the micro-batches; this rank's share of each metric."""
         sums: dict[str, Tensor] = {}
-        for index in self.update_batching.split(_lengths(_tensors(mini_batch)["attention_mask"])):
-            micro = _tensors(mini_batch)[index].to(self.device)
+        for index in self.update_batching.split(_lengths(tensors_of(mini_batch)["attention_mask"])):
+            micro = tensors_of(mini_batch)[index].to(self.device)
             loss, parts = self._loss(micro, count, float(mini_batch.meta_info["temperature"]))
             # FSDP averages gradients over ranks; the loss is already a share of the global mini-batch's.
             (loss * self.world_size).backward()

@@ -8,14 +8,13 @@ whose positions start again at each row. Logits are computed only where a respon
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from verl.utils.selected_logits import selected_logits
 from verl.utils.seqlen_balancing import rearrange_micro_batches
 from verl.utils.torch_functional import entropy_from_logits, logprobs_from_logits
 
@@ -63,24 +62,6 @@ class ResponseForward:
     def __init__(self, model: nn.Module, *, packed: bool = False) -> None:
         self.model = model
         self.packed = packed
-        self._positions: Tensor | None = None
-        # The hook picks rows before the vocabulary projection and works the same under FSDP1, FSDP2 and none,
-        # where calling backbone and head separately would bypass FSDP's own hooks.
-        model.get_output_embeddings().register_forward_pre_hook(self._pick)  # type: ignore[operator]
-
-    def _pick(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if self._positions is None:
-            return None
-        hidden: Tensor = args[0]
-        return (hidden.flatten(0, 1).index_select(0, self._positions), *args[1:])
-
-    @contextmanager
-    def _logits_at(self, positions: Tensor) -> Iterator[None]:
-        self._positions = positions
-        try:
-            yield
-        finally:
-            self._positions = None
 
     def __call__(
         self,
@@ -111,16 +92,14 @@ class ResponseForward:
         lengths = mask.sum(dim=1)
         if self.packed:
             starts = lengths.cumsum(0) - lengths
-            positions = starts[row] + predictor
-            inputs = {"input_ids": input_ids[mask][None], "position_ids": index_in_row[mask][None]}
+            run_ids, run_row, run_column = input_ids[mask][None], torch.zeros_like(row), starts[row] + predictor
+            extra = {"position_ids": index_in_row[mask][None]}
         else:
             longest = max(1, int(lengths.max()))
-            positions = row * longest + predictor
             first = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
-            inputs = {"input_ids": input_ids.gather(1, first)}
-        with self._logits_at(positions):
-            logits = self.model(**inputs, use_cache=False).logits
-        logits = logits.float() / temperature
+            run_ids, run_row, run_column = input_ids.gather(1, first), row, predictor
+            extra = {}
+        logits = selected_logits(self.model, run_ids, run_row, run_column, **extra).float() / temperature
         labels = input_ids[row, column + (width - token_mask.shape[1])]
         scale = 0.0 if empty else 1.0
         log_probs = _place(logprobs_from_logits(logits, labels) * scale, row, column, token_mask.shape)

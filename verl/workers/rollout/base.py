@@ -62,6 +62,10 @@ class BaseRollout(ABC):
         """
 
     @abstractmethod
+    def release_weights(self) -> None:
+        """Give the weights' memory back; the next `update_weights` takes it again, generating before it is an error."""
+
+    @abstractmethod
     def generate(
         self, input_ids: Tensor, attention_mask: Tensor, seeds: Tensor, sampling: SamplingParams
     ) -> Generation:

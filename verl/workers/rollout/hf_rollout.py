@@ -158,6 +158,8 @@ class HFRollout(BaseRollout):
             target = targets[name]
             if self.share_weights and weight.device == target.device and weight.dtype == target.dtype:
                 target.data = weight
+            elif target.numel() == 0:
+                target.data = weight.to(device=target.device, dtype=target.dtype, copy=True)
             else:
                 target.copy_(weight)
             missing.discard(id(target))
@@ -165,6 +167,12 @@ class HFRollout(BaseRollout):
             names = [name for name, tensor in self.module.named_parameters() if id(tensor) in missing]
             raise RuntimeError(f"the rollout engine got no new values for {', '.join(sorted(names))}")
         self.version = version
+
+    @torch.no_grad()
+    def release_weights(self) -> None:
+        """See `BaseRollout.release_weights`."""
+        for parameter in self.module.parameters():
+            parameter.data = parameter.new_empty(0)
 
     @torch.inference_mode()
     def generate(
