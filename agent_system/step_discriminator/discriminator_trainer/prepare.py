@@ -26,7 +26,7 @@ from agent_system.programs import check_output, run_program
 from agent_system.step_discriminator.trajectory_analyzer.document import load_credit_analysis
 from agent_system.trajectory import RecordError, Step, Trajectory, task_key
 from verl.utils.errors import UserError
-from verl.utils.fs import atomic_write
+from verl.utils.fs import atomic_write, require_file
 
 __all__ = ["LabelledEpisode", "PreparedData", "main", "prepare", "read_episodes", "split_tasks", "trivial_labels"]
 
@@ -273,6 +273,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     out = check_output(args.out, "--out", folder=True)
+    # Before the tokenizer: looking for one on an unreachable hub takes a minute.
+    for path in args.credit:
+        require_file(path, "CREDIT.json")
     from verl.utils.tokenizer import hf_tokenizer
 
     result = prepare(
