@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_system.environments import register
+from agent_system.environments import registry
 from tests.recipe.traj_evolve.support import MODULE, logged, register_toy_adapter
 from tests.recipe.traj_evolve.test_online import EVERY_STEP, UPDATES
 from tests.verl.trainer.toy_run import RED, toy_envs, toy_overrides
@@ -25,8 +25,11 @@ def make_coded_manager(config: Any, is_train: bool) -> Any:
 
 
 @pytest.mark.slow
-def test_two_ranks_on_ray_equal_one(tiny_model_dir: Path, discriminator_dir: Path, tmp_path: Path) -> None:
-    register("toy", "tests.recipe.traj_evolve.test_ray:make_coded_manager")
+def test_two_ranks_on_ray_equal_one(
+    tiny_model_dir: Path, discriminator_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Other tests register TOY with the manager that wants tagged actions.
+    monkeypatch.setitem(registry._ENTRY_POINTS, "toy", "tests.recipe.traj_evolve.test_ray:make_coded_manager")
     register_toy_adapter()
     lines = {}
     for ranks in (1, 2):
