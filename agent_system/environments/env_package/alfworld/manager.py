@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from agent_system.environments.base import EnvironmentManagerBase, Projection
@@ -15,7 +14,7 @@ from agent_system.environments.env_package.alfworld.prompt_builder import (
     AlfworldPromptBuilder,
     extract_task,
 )
-from agent_system.environments.vector_env import Info, Task, VectorEnv, WorkerResources, make_vector_env
+from agent_system.environments.vector_env import Info, VectorEnv, WorkerResources, make_vector_env
 from verl.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -120,30 +119,9 @@ class AlfWorldEnvironmentManager(EnvironmentManagerBase):
     on the winning turn. Success keys: `success_rate` and one `<task name>_success_rate` per task type that was played.
     """
 
-    def __init__(
-        self,
-        envs: VectorEnv,
-        projection_f: Projection,
-        config: AlfworldRunConfig,
-        *,
-        env_name: str = "alfworld",
-        tasks: Sequence[Task] = (),
-        seed: int = 0,
-        split: str = "train",
-        panel_hash: str = "",
-        data_dir: Path | None = None,
-    ) -> None:
-        super().__init__(
-            envs,
-            projection_f,
-            config,
-            env_name=env_name,
-            tasks=tasks,
-            seed=seed,
-            split=split,
-            panel_hash=panel_hash,
-            data_dir=data_dir,
-        )
+    def __init__(self, envs: VectorEnv, projection_f: Projection, config: AlfworldRunConfig, **options: Any) -> None:
+        """`options` are the keyword arguments of `EnvironmentManagerBase`; `env_name` defaults to `alfworld`."""
+        super().__init__(envs, projection_f, config, **{"env_name": "alfworld", **options})
         self.builder = AlfworldPromptBuilder(config.env.alfworld.prompt_style, config.env.history_length)
         self._instructions: list[str] = []
 
