@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulator against the stock engine on random walks: every text, command list, outcome and state must agree."""
+"""Our engines against the stock engine on random walks: every text, command list, outcome and state must agree."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from agent_system.environments.env_package.alfworld import AlfworldGame
+from agent_system.environments.env_package.alfworld.generate import generate_games
 from agent_system.environments.env_package.alfworld.goal import TASK_TYPES
 from agent_system.environments.env_package.alfworld.oracle import Oracle
+from tests.agent_system.alfworld.other_domains import altered_game, lamps_game
 from tests.agent_system.alfworld.walks import next_command
 from verl.utils.errors import UserError
 
@@ -21,8 +24,9 @@ pytestmark = pytest.mark.slow
 class _Pair:
     """Both engines in lockstep."""
 
-    def __init__(self, file: Path) -> None:
-        self.fast, self.stock = AlfworldGame(file, engine="simulator"), AlfworldGame(file, engine="stock")
+    def __init__(self, file: Path, engine: Literal["simulator", "interpreter"] = "simulator") -> None:
+        self.fast, self.stock = AlfworldGame(file, engine=engine), AlfworldGame(file, engine="stock")
+        self._compare_keys = engine == "simulator"
         self._keys: dict[str, str] = {}
         self._back: dict[str, str] = {}
 
@@ -41,7 +45,10 @@ class _Pair:
         return result[3]["admissible_commands"]
 
     def _same_states(self) -> None:
-        """The state keys of both engines distinguish the same states."""
+        """The state keys of both engines distinguish the same states (in the known domain: the stock engine's key is
+        made from its record of facts, which drifts where effects have conditions)."""
+        if not self._compare_keys:
+            return
         fast, stock = self.fast.state_key, self.stock.state_key
         assert self._keys.setdefault(fast, stock) == stock and self._back.setdefault(stock, fast) == fast
 
@@ -49,6 +56,37 @@ class _Pair:
         rng = np.random.default_rng(seed)
         for _ in range(steps):
             commands = self.step(next_command(commands, rng))
+
+
+@pytest.mark.parametrize("task_type", TASK_TYPES)
+def test_fresh_games(tmp_path: Path, task_type: str) -> None:
+    """Ten new games of every task type, in whole rooms and in small ones."""
+    number = TASK_TYPES.index(task_type)
+    small = generate_games(tmp_path / "small", 54, 0, 0, seed=101, max_receptacles=9, max_object_classes=24)
+    whole = generate_games(tmp_path / "whole", 6, 0, 0, seed=102)
+    files = [*small.glob("json_2.1.1/train/*/*/game.tw-pddl"), *whole.glob("json_2.1.1/train/*/*/game.tw-pddl")]
+    mine = sorted(file for file in files if file.parent.parent.name.startswith(f"{task_type}-"))
+    assert len(mine) == 10
+    for seed, file in enumerate(mine):
+        pair = _Pair(file)
+        pair.walk(25, 1000 * number + seed, pair.reset())
+
+
+def test_other_domain(tmp_path: Path) -> None:
+    """Subtypes, quantifiers, derived facts, conditional effects, negations, two actions with one command."""
+    pair = _Pair(lamps_game(tmp_path / "lamps"), "interpreter")
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        commands = pair.reset()
+        for _ in range(60):
+            commands = pair.step(str(rng.choice(commands)))
+
+
+@pytest.mark.parametrize("task_type", TASK_TYPES)
+def test_altered_release(small_gamefiles: list[Path], tmp_path: Path, task_type: str) -> None:
+    file = next(file for file in small_gamefiles if file.parent.parent.name.startswith(task_type))
+    pair = _Pair(altered_game(file, tmp_path), "interpreter")
+    pair.walk(60, 7, pair.reset())
 
 
 @pytest.mark.parametrize("task_type", TASK_TYPES)
@@ -148,21 +186,6 @@ def test_files_that_no_engine_can_load_are_named(
     data = json.loads(small_gamefiles[0].read_text(encoding="utf-8"))
     other = tmp_path / "game.tw-pddl"
     other.write_text(json.dumps(data | change), encoding="utf-8")
-    with pytest.raises(UserError, match=r"game\.tw-pddl cannot be loaded by the stock engine"):
-        AlfworldGame(other).reset()
-
-
-def test_other_releases_run_in_the_stock_engine(small_gamefiles: list[Path], tmp_path: Path) -> None:
-    data = json.loads(small_gamefiles[0].read_text(encoding="utf-8"))
-    data["grammar"] = data["grammar"].replace("You open the {r.name}.", "You pull the {r.name} open.")
-    other = tmp_path / "game.tw-pddl"
-    other.write_text(json.dumps(data), encoding="utf-8")
-    game, known = AlfworldGame(other), AlfworldGame(small_gamefiles[0])
-    observation, info = game.reset()
-    assert observation == known.reset()[0] and game.task == known.task
-    command = next(c for c in info["admissible_commands"] if c.startswith("go to "))
-    before = game.snapshot()
-    after = game.step(command)
-    assert after[0] == known.step(command)[0]
-    assert game.restore(before)["admissible_commands"] == info["admissible_commands"]
-    assert game.step(command) == after
+    for engine in ("interpreter", "stock"):
+        with pytest.raises(UserError, match=r"game\.tw-pddl cannot be loaded"):
+            AlfworldGame(other, engine).reset()

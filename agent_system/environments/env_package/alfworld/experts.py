@@ -3,20 +3,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import numpy as np
 
 from agent_system.environments.env_package.alfworld.belief import Belief, parse_task
 from agent_system.environments.env_package.alfworld.game import AlfworldGame, Info
 from agent_system.environments.env_package.alfworld.homes import CLOSED_HOMES, likely_homes
 from agent_system.environments.env_package.alfworld.oracle import NoPlanError, Oracle
+from agent_system.environments.expert import ExpertAction, check_rates
 from verl.utils.errors import UserError
 
 __all__ = ["ExpertAction", "Explorer", "NoPlanError", "Oracle"]
-
-Kind = Literal["plan", "detour", "mistake"]
 
 _TOOLS = {
     "clean": ("sinkbasin", "clean", "wash"),
@@ -26,15 +22,6 @@ _TOOLS = {
 # Detours and mistakes stop here (share of the step limit), so that even a long game ends in time.
 _DISTRACTED_SHARE = 0.6
 _CLOSED_DELAY = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertAction:
-    """A command, a thought of two to four words, and why: towards the goal, useless on purpose, or not admissible."""
-
-    action: str
-    thought: str
-    kind: Kind
 
 
 class Explorer:
@@ -62,13 +49,7 @@ class Explorer:
         error_rate: float = 0.0,
         max_steps: int = 50,
     ) -> None:
-        for name, rate in (
-            ("detour_rate", detour_rate),
-            ("error_rate", error_rate),
-            ("detour_rate + error_rate", detour_rate + error_rate),
-        ):
-            if not 0.0 <= rate < 1.0:
-                raise ValueError(f"{name}={rate} is not in [0, 1)")
+        check_rates(detour_rate, error_rate)
         self._game = game
         self._rng = rng
         self._rates = (detour_rate, error_rate)
@@ -96,6 +77,12 @@ class Explorer:
         self._step += 1
         self._last_action = choice.action
         return choice
+
+    def took(self, action: str) -> None:
+        """Tell that another command was played than the one `act` returned last."""
+        if action != self._last_action:
+            self._last_action = action
+            self._return = ""
 
     # -- what kind of step --------------------------------------------------------------------------------------
 

@@ -4,27 +4,23 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from agent_system.environments.env_package.alfworld.cache import cache_dir
 from agent_system.environments.env_package.alfworld.goal import TASK_TYPES
 from agent_system.environments.env_package.alfworld.manifest import GAMES_FOLDER, SPLITS, load_manifest
 from agent_system.environments.env_package.alfworld.package_data import load_tables
 from agent_system.environments.env_package.alfworld.sampler import GeneratedGame, Sampler
+from agent_system.environments.generated_folder import identity_hash, write_generated
 from verl.utils.errors import UserError
-from verl.utils.fs import atomic_dir
 
-__all__ = ["GENERATION_FILE", "GenerationOptions", "ensure_generated", "generate_games"]
+__all__ = ["GenerationOptions", "ensure_generated", "generate_games"]
 
-logger = logging.getLogger(__name__)
-
-GENERATION_FILE = "generation.json"
 # Raised whenever equal options give other games than before.
 _GENERATOR_VERSION = 1
 
@@ -83,36 +79,16 @@ def generate_games(
     options = GenerationOptions(
         train, valid_seen, valid_unseen, seed, max_receptacles, max_objects, max_object_classes
     )  # fmt: skip
-    target = Path(out).expanduser()
-    if target.is_dir() and any(target.iterdir()):
-        _check_same(target, options)
-        logger.info("%s holds these games already", target)
-        return target
-    if target.exists() and not target.is_dir():
-        raise UserError(f"--out {target} is a file; name a folder.")
-    if target.is_dir() and target.samefile(Path.cwd()):
-        # It would be replaced by another folder of that name while the caller is inside.
-        raise UserError(f"--out {out} is the folder you are in; name a folder to make.")
     sampler = Sampler(max_receptacles, max_objects, max_object_classes)
-    if target.is_dir():
-        target.rmdir()
-    try:
-        with atomic_dir(target) as folder:
-            _write_all(folder, sampler, options)
-    except OSError:
-        # Another process may have finished the same folder in the meantime.
-        if not (target.is_dir() and any(target.iterdir())):
-            raise
-        _check_same(target, options)
-    return target
+    return write_generated(
+        out, _identity(options), "games", lambda folder: _write_all(folder, sampler, options), _first_changed
+    )
 
 
 def ensure_generated(out: str | Path | None = None, **options: Any) -> Path:
     """`generate_games` with a default place: ~/.cache/trajevolve/alfworld-<hash of the options>."""
     if out is None:
-        wanted = json.dumps(_identity(GenerationOptions(**options)), sort_keys=True)
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        out = cache / "trajevolve" / f"alfworld-{sha256(wanted.encode()).hexdigest()[:12]}"
+        out = cache_dir() / f"alfworld-{identity_hash(_identity(GenerationOptions(**options)))}"
     return generate_games(out, **options)
 
 
@@ -120,25 +96,12 @@ def _identity(options: GenerationOptions) -> dict[str, Any]:
     return {"generator_version": _GENERATOR_VERSION, "options": asdict(options)}
 
 
-def _check_same(target: Path, options: GenerationOptions) -> None:
-    record = target / GENERATION_FILE
-    way_out = "name another folder, or remove this one"
-    if not record.is_file():
-        raise UserError(f"The folder {target} is not empty and holds no generated games; {way_out}.")
-    try:
-        found = json.loads(record.read_text(encoding="utf-8"))
-        same = {key: found[key] for key in ("generator_version", "options")} == _identity(options)
-        hashes = dict(found["hashes"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{record} is unreadable ({error}); {way_out}.") from error
-    if not same:
-        raise UserError(f"The folder {target} holds games generated with other options ({record}); {way_out}.")
-    for split, digest in hashes.items():
-        if load_manifest(target, split).hash != digest:
-            raise UserError(f"The games in {target / GAMES_FOLDER / split} were changed after generation; {way_out}.")
+def _first_changed(folder: Path, hashes: Mapping[str, str]) -> Path | None:
+    changed = (split for split, digest in hashes.items() if load_manifest(folder, split).hash != digest)
+    return next((folder / GAMES_FOLDER / split for split in changed), None)
 
 
-def _write_all(folder: Path, sampler: Sampler, options: GenerationOptions) -> None:
+def _write_all(folder: Path, sampler: Sampler, options: GenerationOptions) -> dict[str, Any]:
     tables = load_tables()
     everywhere = frozenset(number for numbers in tables.scenes.values() for number in numbers)
     seen_scenes = everywhere - tables.unseen_scenes
@@ -163,9 +126,7 @@ def _write_all(folder: Path, sampler: Sampler, options: GenerationOptions) -> No
                 used.add(game.spec.scene)
             trial = f"trial_T{code}{options.seed:07d}_{number:06d}_{rng.integers(1_000_000):06d}"
             _write_game(folder / GAMES_FOLDER / split, trial, game)
-    hashes = {split: load_manifest(folder, split).hash for split in SPLITS if options.count(split)}
-    record = {**_identity(options), "hashes": hashes}
-    (folder / GENERATION_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return {"hashes": {split: load_manifest(folder, split).hash for split in SPLITS if options.count(split)}}
 
 
 def _write_game(root: Path, trial: str, game: GeneratedGame) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from agent_system.environments.env_package.alfworld.manifest import Manifest
 
 __all__ = ["AlfWorldEnvironmentManager", "make_alfworld_manager"]
+
+logger = logging.getLogger(__name__)
 
 # Looked for in this order in the game file's path; the key is the name plus `_success_rate`.
 TASK_NAMES = (
@@ -45,6 +48,12 @@ class _GeneratedSection(Protocol):
     def valid_unseen(self) -> int: ...
     @property
     def seed(self) -> int: ...
+    @property
+    def max_receptacles(self) -> int | None: ...
+    @property
+    def max_objects(self) -> int | None: ...
+    @property
+    def max_object_classes(self) -> int | None: ...
 
 
 class _AlfworldSection(Protocol):
@@ -81,6 +90,8 @@ class _EnvSection(Protocol):
     def history_length(self) -> int: ...
     @property
     def num_workers(self) -> int | None: ...
+    @property
+    def worker_timeout(self) -> float: ...
     @property
     def resources_per_worker(self) -> _Resources: ...
     @property
@@ -173,7 +184,14 @@ def _load_split(config: AlfworldRunConfig, split: str) -> Manifest:
         return load_manifest(section.data_dir, split)
     games = section.generated
     folder = ensure_generated(
-        games.dir, train=games.train, valid_seen=games.valid_seen, valid_unseen=games.valid_unseen, seed=games.seed
+        games.dir,
+        train=games.train,
+        valid_seen=games.valid_seen,
+        valid_unseen=games.valid_unseen,
+        seed=games.seed,
+        max_receptacles=games.max_receptacles,
+        max_objects=games.max_objects,
+        max_object_classes=games.max_object_classes,
     )
     return load_manifest(folder, split)
 
@@ -190,13 +208,15 @@ def make_alfworld_manager(config: AlfworldRunConfig, is_train: bool) -> AlfWorld
     eval_dataset = "eval_out_of_distribution" if config.trainer.val_out else env.alfworld.eval_dataset
     split = "train" if is_train else _SPLITS[eval_dataset]
     manifest = _load_split(config, split)
+    logger.info("ALFWorld games in %s: %s", manifest.data_dir, manifest.summary())
     tasks = [{"gamefile": game.path, "sha256": game.sha256, "task_type": game.task_type} for game in manifest.games]
     if is_train:
         num_slots = config.data.train_batch_size * max(env.rollout.n, 1)
     else:
         num_slots = config.data.val_batch_size or min(len(tasks), config.data.train_batch_size)
     resources = WorkerResources(env.resources_per_worker.num_cpus, env.resources_per_worker.num_gpus)
-    envs = make_vector_env(AlfworldEnvFactory(str(manifest.data_dir)), num_slots, env.num_workers, resources)
+    factory = AlfworldEnvFactory(str(manifest.data_dir))
+    envs = make_vector_env(factory, num_slots, env.num_workers, resources, timeout_s=env.worker_timeout)
     return AlfWorldEnvironmentManager(
         envs,
         alfworld_projection,

@@ -19,7 +19,7 @@ _COMMENT = re.compile(r";[^\n]*")
 
 
 class UnknownShapeError(ValueError):
-    """The file is outside what the specialised simulator knows; the stock engine has to run it."""
+    """The file is outside what the specialised simulator knows; the interpreter has to run it."""
 
 
 @dataclass(frozen=True, slots=True)

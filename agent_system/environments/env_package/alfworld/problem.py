@@ -22,14 +22,15 @@ __all__ = ["GameData", "SimState", "build_game", "is_known_release", "load_game"
 logger = logging.getLogger(__name__)
 
 # The simulator reproduces exactly these texts: the domain and the grammar (with its placeholder task) of alfworld
-# 0.4.2, which the games of its data release carry too. Anything else is run by the stock engine.
+# 0.4.2, which the games of its data release carry too. Anything else is run by the interpreter.
 KNOWN_DOMAINS = frozenset({"f1473041ed01"})
 KNOWN_GRAMMARS = frozenset({"c5b22f0f7330"})
 _TASK_RULE = re.compile(r'("rhs": )"Your task is to: ((?:[^"\\\n]|\\.)*)\."')
 _PLACEHOLDER = r'\1"Your task is to: UNKNOWN GOAL."'
 # Characters with a meaning in the text grammar: a task that contains one is not a plain sentence.
 _GRAMMAR_SYMBOLS = frozenset("#{}[]|\\")
-_CACHE_SIZE = 512
+# Games a process keeps, of 0.1-0.4 MB each: loading one again takes milliseconds.
+_CACHE_SIZE = 64
 
 
 class SimState(NamedTuple):
@@ -322,11 +323,25 @@ def build_game(problem_text: str, task: str) -> GameData:
 
 
 _cache: OrderedDict[tuple[str, int, int], GameData | None] = OrderedDict()
+_warned: set[tuple[str, str]] = set()
+
+
+def _warn_unknown(path: str | Path, file: GameFile, reason: UnknownShapeError) -> None:
+    """Say once per domain and reason that games are not those of the known release."""
+    kind = (_digest(file.domain), str(reason))
+    if kind not in _warned:
+        _warned.add(kind)
+        logger.warning(
+            "%s and games like it are not of the known release (%s): they run in the interpreter, some hundred times "
+            "slower than the simulator, and old data may use other verbs than alfworld 0.4.2",
+            path,
+            reason,
+        )
 
 
 def load_game(path: str | Path) -> GameData | None:
-    """The constant facts of a game file, cached per process by path, time and size; None if only the stock engine
-    can run it.
+    """The constant facts of a game file, cached per process by path, time and size; None if the simulator does not
+    know it.
 
     Raises:
         UserError: the file cannot be read.
@@ -350,7 +365,7 @@ def load_game(path: str | Path) -> GameData | None:
             raise UnknownShapeError("its domain or grammar is not that of the known release")
         game = build_game(file.problem, task_of_grammar(file.grammar)[0])
     except UnknownShapeError as reason:
-        logger.warning("%s needs the stock engine, which is some thousand times slower: %s", path, reason)
+        _warn_unknown(path, file, reason)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         # Known domain and grammar, but facts that contradict the declarations: no engine can run that.
         raise UserError(

@@ -94,6 +94,10 @@ class StockEngine:
         for command in state:
             self.step(command)
 
+    def state_id(self) -> str:
+        """The same as `state_key`."""
+        return self.state_key()
+
     def state_key(self) -> str:
         """Hash of the game file and of the facts that a later command can depend on."""
         facts = sorted(
