@@ -82,6 +82,7 @@ class EnvironmentManagerBase:
         split: str = "train",
         panel_hash: str = "",
         data_dir: Path | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         """
         Args:
@@ -94,6 +95,7 @@ class EnvironmentManagerBase:
             split: name of the task set in reports.
             panel_hash: hash of the task list in reports.
             data_dir: folder that paths in tasks are relative to, where the environment has one.
+            metadata: what the record of a run says about the environment's data (JSON types).
         """
         self.envs = envs
         self.projection_f = projection_f
@@ -102,6 +104,7 @@ class EnvironmentManagerBase:
         self.split = split
         self.panel_hash = panel_hash
         self.data_dir = data_dir
+        self.metadata = dict(metadata or {})
         self.memory = SimpleMemory()
         self.task_stream = TaskStream(tasks, seed) if tasks else None
         self._tasks: list[Task] = []
@@ -172,7 +175,7 @@ class EnvironmentManagerBase:
             self._complete(infos[row], slot)
             infos[row]["action"] = actions[row]
             infos[row]["is_action_valid"] = bool(valids[row])
-            infos[row]["is_admissible"] = actions[row] in offered[row]
+            infos[row]["is_admissible"] = self.is_offered(actions[row], offered[row])
             infos[row]["is_malformed"] = bool(valids[row]) and not actions[row]
         return self._obs(targets), np.asarray(rewards, dtype=np.float32), np.asarray(dones, dtype=bool), infos
 
@@ -211,6 +214,10 @@ class EnvironmentManagerBase:
         """What the environment offers now in `slot`."""
         actions: list[str] = self._infos[slot]["admissible_actions"]
         return actions
+
+    def is_offered(self, action: str, offered: Sequence[str]) -> bool:
+        """Whether `offered` allows `action`; a subclass whose list has placeholders says how they are filled."""
+        return action in offered
 
     def on_reset(self, observations: Sequence[str], infos: Sequence[Info]) -> None:
         """Called by `reset` before prompts are built, for what a subclass reads off the first observations."""

@@ -27,6 +27,7 @@ MALFORMED_TEXTS = (
 )
 """Model texts that a manager must take without raising."""
 
+_REPLAYED_TURNS = 5
 _RESET_KEYS = {"won": bool, "admissible_actions": list, "state_key": str, "task": dict}
 _STEP_KEYS = _RESET_KEYS | {"action": str, "is_action_valid": bool, "is_admissible": bool, "is_malformed": bool}
 
@@ -67,6 +68,7 @@ def check_env_manager(
     _check_tasks_and_state(manager)
     _check_groups(manager, pool)
     _check_subset(manager, pool, respond)
+    _check_replay(manager, pool, respond)
     _check_texts(manager, pool)
     _check_success(manager, pool, respond)
     manager.reset({"tasks": pool[:1]})
@@ -124,6 +126,30 @@ def _check_subset(
     shown = manager.history_shown(0)
     _require(0 <= shown <= 1, f"history_shown says {shown} after one turn")
     _require(bool(manager.build_text_obs([0], 0)[0]), "no prompt without history")
+
+
+def _check_replay(
+    manager: EnvironmentManagerBase, pool: Sequence[dict[str, Any]], respond: Callable[[str], str]
+) -> None:
+    """The same actions lead to the same texts and states again, in another slot too: a dead actor's episodes are
+    continued by playing them again."""
+    obs, infos = manager.reset({"tasks": [pool[-1]]})
+    actions: list[str] = []
+    seen = [(obs["anchor"][0], infos[0]["state_key"])]
+    done = False
+    while not done and len(actions) < _REPLAYED_TURNS:
+        offered = list(infos[0]["admissible_actions"])
+        infos[0]["admissible_actions"].clear()  # what infos carry is the caller's own
+        actions.append(respond(offered[-1 - len(actions) % len(offered)]))
+        obs, _, dones, infos = manager.step(actions[-1:], [0])
+        seen.append((obs["anchor"][0], infos[0]["state_key"]))
+        done = bool(dones[0])
+    obs, infos = manager.reset({"tasks": [pool[-1]] * 2})
+    again = [(obs["anchor"][1], infos[1]["state_key"])]
+    for action in actions:
+        obs, _, _, infos = manager.step([action], [1])
+        again.append((obs["anchor"][0], infos[0]["state_key"]))
+    _require(again == seen, f"the same actions lead elsewhere in another slot: {again} instead of {seen}")
 
 
 def _check_step(obs: dict[str, Any], rewards: Any, dones: Any, infos: Sequence[dict[str, Any]], count: int) -> None:

@@ -1,34 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many single environments behind one object: in this process, or spread over Ray actors with many slots each.
-
-Nothing here imports torch, so that an environment actor stays small. Ray is imported when the Ray version is built.
+"""Many single environments behind one object: in this process, or spread over Ray actors with many slots each
+(`ray_vector_env`). Nothing here imports torch or Ray, so that an environment actor stays small.
 """
 
 from __future__ import annotations
 
-import logging
-import math
-import os
-import re
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from verl.utils.errors import UserError
 
 __all__ = [
+    "DEFAULT_TIMEOUT_S",
     "EnvironmentFailure",
     "LocalVectorEnv",
-    "RayVectorEnv",
+    "SlotHost",
     "TextEnv",
     "VectorEnv",
     "WorkerResources",
-    "default_num_workers",
+    "describe_task",
     "make_vector_env",
 ]
-
-logger = logging.getLogger(__name__)
 
 Task = dict[str, Any]
 Info = dict[str, Any]
@@ -58,6 +53,7 @@ class TextEnv(Protocol):
 
 
 TextEnvFactory = Callable[[], TextEnv]
+"""Makes one environment; it travels to actors, so it must be picklable."""
 
 
 class VectorEnv(ABC):
@@ -108,29 +104,27 @@ class WorkerResources:
     num_gpus: float = 0.0
 
 
-def _first_and_last_line(error: Exception) -> str:
-    """Ray's message in short: what happened and, when a traceback follows, its last line; without colours."""
-    lines = [line for line in re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines() if line.strip()]
-    return " ... ".join(dict.fromkeys([lines[0], lines[-1].strip()])) if lines else type(error).__name__
-
-
-def _describe(task: Task) -> str:
+def describe_task(task: Task) -> str:
+    """A task's name for messages: its file or name, else the start of its record."""
     name = task.get("gamefile") or task.get("name")
     return str(name) if name else str(task)[:200]
 
 
-class _SlotHost:
-    """The slots of one process. Errors leave with the slot's and the task's name, user errors unchanged."""
+class SlotHost:
+    """The slots of one process; also what a Ray actor runs. Errors leave with the slot's and the task's name, user
+    errors unchanged."""
 
     def __init__(self, factory: TextEnvFactory, slots: Sequence[int]) -> None:
         self._factory = factory
         self._envs: dict[int, TextEnv | None] = dict.fromkeys(slots)
         self._tasks: dict[int, Task] = {}
+        self._running: tuple[int, str, float] | None = None
 
     def reset(self, slots: Sequence[int], tasks: Sequence[Task]) -> tuple[list[str], list[Info]]:
         observations, infos = [], []
         for slot, task in zip(slots, tasks):
             self._tasks[slot] = task
+            self._running = (slot, "reset", time.monotonic())
             env = self._envs[slot]
             try:
                 if env is None:
@@ -149,6 +143,7 @@ class _SlotHost:
         for slot, action in zip(slots, actions):
             env = self._envs[slot]
             assert env is not None, f"slot {slot} was stepped before its first reset"
+            self._running = (slot, f"step({action[:80]!r})", time.monotonic())
             try:
                 observation, reward, done, info = env.step(action)
             except Exception as error:
@@ -159,6 +154,27 @@ class _SlotHost:
             infos.append(info)
         return observations, rewards, dones, infos
 
+    def replay(
+        self, slots: Sequence[int], tasks: Sequence[Task], actions: Sequence[Sequence[str]]
+    ) -> list[list[tuple[str, str]]]:
+        """Play recorded episodes again, each from its start; per slot, (observation, state key) after every call."""
+        seen = []
+        for slot, task, played in zip(slots, tasks, actions):
+            observations, infos = self.reset([slot], [task])
+            turns = [(observations[0], infos[0]["state_key"])]
+            for action in played:
+                observations, _, _, infos = self.step([slot], [action])
+                turns.append((observations[0], infos[0]["state_key"]))
+            seen.append(turns)
+        return seen
+
+    def running(self) -> tuple[int, str, float] | None:
+        """The call that was started last: slot, what it does, and for how many seconds; answers from another thread."""
+        if self._running is None:
+            return None
+        slot, call, start = self._running
+        return slot, call, time.monotonic() - start
+
     def close(self) -> None:
         for slot, env in self._envs.items():
             if env is not None:
@@ -167,7 +183,7 @@ class _SlotHost:
 
     def _message(self, slot: int, call: str, error: Exception) -> str:
         reason = f"{type(error).__name__}: {error}"
-        return f"environment slot {slot}, task {_describe(self._tasks[slot])}: {call} raised {reason}"
+        return f"environment slot {slot}, task {describe_task(self._tasks[slot])}: {call} raised {reason}"
 
 
 class LocalVectorEnv(VectorEnv):
@@ -175,7 +191,7 @@ class LocalVectorEnv(VectorEnv):
 
     def __init__(self, factory: TextEnvFactory, num_slots: int) -> None:
         self.num_slots = num_slots
-        self._host = _SlotHost(factory, range(num_slots))
+        self._host = SlotHost(factory, range(num_slots))
         self._num_started = 0
 
     def reset(self, tasks: Sequence[Task]) -> tuple[list[str], list[Info]]:
@@ -191,137 +207,21 @@ class LocalVectorEnv(VectorEnv):
         self._host.close()
 
 
-def default_num_workers(num_slots: int) -> int:
-    """Environment actors for `num_slots` slots: 16 slots an actor, at most one actor per core."""
-    return max(1, min(os.cpu_count() or 1, math.ceil(num_slots / 16)))
-
-
-class RayVectorEnv(VectorEnv):
-    """Slots spread in equal, contiguous blocks over `num_workers` Ray actors (a group's members share an actor, and
-    with it the loaded game). One remote call per actor and turn. Actors start with the first reset."""
-
-    def __init__(
-        self,
-        factory: TextEnvFactory,
-        num_slots: int,
-        num_workers: int | None = None,
-        resources: WorkerResources | None = None,
-        *,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-    ) -> None:
-        """
-        Args:
-            factory: makes one environment; it travels to the actors, so it must be picklable.
-            num_slots: number of environments.
-            num_workers: number of actors (None = `default_num_workers`); never more than slots.
-            resources: Ray resources of one actor.
-            timeout_s: how long one reset or step of an actor may take, in seconds.
-        """
-        if num_slots < 1 or (num_workers is not None and num_workers < 1):
-            raise ValueError(f"num_slots={num_slots} and num_workers={num_workers} must be at least 1")
-        self.num_slots = num_slots
-        self.num_workers = min(num_workers or default_num_workers(num_slots), num_slots)
-        self._factory = factory
-        self._resources = resources or WorkerResources()
-        self._timeout_s = timeout_s
-        bounds = [num_slots * i // self.num_workers for i in range(self.num_workers + 1)]
-        self._blocks = [range(bounds[i], bounds[i + 1]) for i in range(self.num_workers)]
-        self._worker_of = [worker for worker, block in enumerate(self._blocks) for _ in block]
-        self._actors: list[Any] = []
-        self._tasks: list[Task] = []
-
-    def reset(self, tasks: Sequence[Task]) -> tuple[list[str], list[Info]]:
-        self._check_tasks(tasks)
-        self._start()
-        self._tasks = list(tasks)
-        parts = self._split(range(len(tasks)))
-        results = self._call("reset", {w: (slots, [tasks[s] for s in slots]) for w, slots in parts.items()})
-        # Blocks are contiguous and in order, so concatenation restores the slot order.
-        observations = [obs for w in parts for obs in results[w][0]]
-        infos = [info for w in parts for info in results[w][1]]
-        return observations, infos
-
-    def step(self, slots: Sequence[int], actions: Sequence[str]) -> StepResult:
-        self._check_step(slots, actions, len(self._tasks))
-        action_of = dict(zip(slots, actions))
-        parts = self._split(slots)
-        results = self._call("step", {w: (mine, [action_of[s] for s in mine]) for w, mine in parts.items()})
-        row_of = {slot: (w, i) for w, mine in parts.items() for i, slot in enumerate(mine)}
-        where = [row_of[slot] for slot in slots]
-        observations, rewards, dones, infos = ([results[w][column][i] for w, i in where] for column in range(4))
-        return observations, rewards, dones, infos
-
-    def close(self) -> None:
-        if self._actors:
-            import ray
-
-            for actor in self._actors:
-                ray.kill(actor)
-        self._actors = []
-        self._tasks = []
-
-    def _start(self) -> None:
-        if self._actors:
-            return
-        import ray
-
-        if not ray.is_initialized():
-            raise RuntimeError("RayVectorEnv needs a running Ray; call ray.init() first or use LocalVectorEnv")
-        options = {"num_cpus": self._resources.num_cpus, "num_gpus": self._resources.num_gpus, "max_restarts": 0}
-        actor_class = ray.remote(_SlotHost).options(**options)
-        self._actors = [actor_class.remote(self._factory, list(block)) for block in self._blocks]
-
-    def _split(self, slots: Sequence[int]) -> dict[int, list[int]]:
-        """Actor -> its part of `slots`, actors in order."""
-        parts: dict[int, list[int]] = {}
-        for slot in slots:
-            parts.setdefault(self._worker_of[slot], []).append(slot)
-        return dict(sorted(parts.items()))
-
-    def _call(self, method: str, arguments: Mapping[int, tuple[list[int], list[Any]]]) -> dict[int, Any]:
-        import ray
-
-        refs = {w: getattr(self._actors[w], method).remote(*args) for w, args in arguments.items()}
-        _, pending = ray.wait(list(refs.values()), num_returns=len(refs), timeout=self._timeout_s)
-        results: dict[int, Any] = {}
-        # Actors that have answered come first: a crash is a better message than the time-out it may have caused.
-        for worker in sorted(refs, key=lambda w: refs[w] in pending):
-            slots = arguments[worker][0]
-            if refs[worker] in pending:
-                raise EnvironmentFailure(self._late(worker, slots, method))
-            try:
-                results[worker] = ray.get(refs[worker])
-            except ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, UserError):
-                    raise UserError(str(error.cause)) from None
-                raise EnvironmentFailure(str(error.cause)) from error
-            except ray.exceptions.RayActorError as error:
-                raise EnvironmentFailure(
-                    f"environment actor {worker} of {self.num_workers} died during {method} ({self._running(slots)}): "
-                    f"{_first_and_last_line(error)}"
-                ) from error
-        return results
-
-    def _running(self, slots: Sequence[int]) -> str:
-        shown = ", ".join(f"slot {slot}: {_describe(self._tasks[slot])}" for slot in slots[:4])
-        return shown + (f", and {len(slots) - 4} more" if len(slots) > 4 else "")
-
-    def _late(self, worker: int, slots: Sequence[int], method: str) -> str:
-        import ray
-
-        wanted = self._resources.num_cpus * self.num_workers
-        free = ray.available_resources().get("CPU", 0.0)
-        return (
-            f"environment actor {worker} of {self.num_workers} did not answer {method} within {self._timeout_s:g} s "
-            f"({self._running(slots)}). Either an environment hangs, or Ray could not place the actors: they ask for "
-            f"{wanted:g} CPUs in all (env.resources_per_worker, env.num_workers) and {free:g} are free now."
-        )
-
-
 def make_vector_env(
-    factory: TextEnvFactory, num_slots: int, num_workers: int | None, resources: WorkerResources
+    factory: TextEnvFactory,
+    num_slots: int,
+    num_workers: int | None,
+    resources: WorkerResources,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> VectorEnv:
-    """`env.num_workers`: null = actors by core count, 0 = in this process, n = n Ray actors."""
+    """`env.num_workers`: null = actors by core count, 0 = in this process, n = n Ray actors.
+
+    Args:
+        timeout_s: seconds one reset or step of an actor may take (`env.worker_timeout`); not used in this process.
+    """
     if num_workers == 0:
         return LocalVectorEnv(factory, num_slots)
-    return RayVectorEnv(factory, num_slots, num_workers, resources)
+    from agent_system.environments.ray_vector_env import RayVectorEnv
+
+    return RayVectorEnv(factory, num_slots, num_workers, resources, timeout_s=timeout_s)

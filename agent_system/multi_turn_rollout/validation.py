@@ -19,6 +19,7 @@ from agent_system.multi_turn_rollout.episode_buffer import DATA_SOURCE
 from agent_system.multi_turn_rollout.rollout_loop import ActorRolloutGroup, TrajectoryCollector, make_seats
 from agent_system.multi_turn_rollout.statistics import bootstrap_mean, wilson_interval
 from agent_system.trajectory import Trajectory, save_trajectories, task_key
+from verl.utils.dataset.parquet import count_rows
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_write
 
@@ -59,6 +60,18 @@ class ValidationResult:
     """JSON types: what was played how, success with intervals, per task type, per episode."""
     episodes: list[Trajectory]
 
+    @property
+    def samples(self) -> list[tuple[str, str, float]]:
+        """Per episode: what the environment said first, everything the policy said, the episode's reward."""
+        return [
+            (
+                episode.steps[0].observation,
+                "\n".join(step.response or "" for step in episode.steps),
+                episode.episode_reward,
+            )
+            for episode in self.episodes
+        ]
+
 
 def panel_tasks(tasks: Sequence[Mapping[str, Any]], limit: int | None) -> list[dict[str, Any]]:
     """All tasks, or `limit` of them at equal distances (a sorted list keeps its mix of task types)."""
@@ -67,26 +80,14 @@ def panel_tasks(tasks: Sequence[Mapping[str, Any]], limit: int | None) -> list[d
     return [dict(tasks[i * len(tasks) // limit]) for i in range(limit)]
 
 
-def _placeholder_rows(files: str | Sequence[str] | None) -> int | None:
+def _panel_limit(files: str | Sequence[str] | None) -> int | None:
     """Number of rows of the parquet files of `data.val_files`; None without files."""
     if not files:
         return None
-    import pyarrow
-    import pyarrow.parquet
-
-    total = 0
-    for name in [files] if isinstance(files, str) else files:
-        path = Path(name).expanduser()
-        try:
-            total += pyarrow.parquet.ParquetFile(path).metadata.num_rows
-        except (OSError, pyarrow.ArrowInvalid) as error:
-            raise UserError(
-                f"data.val_files={name}: cannot read {path} as parquet ({error}); set data.val_files=null to validate "
-                "on every task of the environment."
-            ) from error
-    if total == 0:
+    rows = count_rows(files, "data.val_files")
+    if rows == 0:
         raise UserError(f"data.val_files={files}: no rows; set data.val_files=null or a file with rows.")
-    return total
+    return rows
 
 
 class Validator:
@@ -106,7 +107,7 @@ class Validator:
                 `{trainer.default_local_dir}/validation`.
         """
         self._collector = collector
-        self._limit = _placeholder_rows(config.data.val_files)
+        self._limit = _panel_limit(config.data.val_files)
         local_dir = Path(config.trainer.default_local_dir).expanduser()
         self.output_dir = Path(output_dir) if output_dir is not None else local_dir / "validation"
 
@@ -121,6 +122,9 @@ class Validator:
         tasks = panel_tasks(envs.tasks, self._limit)
         if not tasks:
             raise UserError(f"the {envs.env_name} environment has no validation tasks")
+        logger.info(
+            "validation at step %d: %d tasks of %s, panel hash %s", step, len(tasks), envs.split, _panel_hash(tasks)
+        )
         settings = self._collector.settings
         seats = make_seats(tasks, settings.val_n, f"v{step}")
         episodes: list[Trajectory] = []
@@ -177,9 +181,10 @@ class Validator:
             "schema_version": RESULT_VERSION,
             "step": step,
             "env_name": envs.env_name,
+            "environment": envs.metadata,
             "split": envs.split,
             "split_hash": envs.panel_hash,
-            "panel_hash": task_key({"tasks": [task_key(task) for task in tasks]}),
+            "panel_hash": _panel_hash(tasks),
             "num_tasks": len(tasks),
             "n": settings.val_n,
             "num_episodes": len(episodes),
@@ -197,6 +202,11 @@ class Validator:
     def _write(self, step: int, record: Mapping[str, Any], episodes: Sequence[Trajectory]) -> None:
         save_trajectories(self.output_dir / f"step_{step}.trajectories.jsonl", episodes)
         atomic_write(self.output_dir / f"step_{step}.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+
+
+def _panel_hash(tasks: Sequence[Mapping[str, Any]]) -> str:
+    """Names the tasks that were played, with their contents, in their order."""
+    return task_key({"tasks": [task_key(task) for task in tasks]})
 
 
 def _summary(episodes: Sequence[Trajectory]) -> dict[str, Any]:

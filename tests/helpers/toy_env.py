@@ -76,6 +76,8 @@ class TroubleEnv(ToyEnv):
     def reset(self, task: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if task["name"] == "unreadable":
             raise UserError("the game file x is unreadable; remove it")
+        if task["name"] == "hang":
+            time.sleep(60)
         return super().reset(task)
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
@@ -86,6 +88,21 @@ class TroubleEnv(ToyEnv):
         if action == "hang":
             time.sleep(60)
         return super().step(action)
+
+
+class SlowEnv(ToyEnv):
+    """Steps take a while, so that something can happen in the middle of one."""
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        time.sleep(0.4)
+        return super().step(action)
+
+
+class ForgetfulEnv(ToyEnv):
+    """Describes the room differently in every process: its episodes cannot be played again."""
+
+    def _text(self) -> str:
+        return f"{super()._text()} {os.getpid()}" if self.state == "room" else super()._text()
 
 
 class ToyManager(EnvironmentManagerBase):

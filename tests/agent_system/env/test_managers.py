@@ -27,6 +27,7 @@ def alfworld_config(**changes: Any) -> Any:
         "style": "full",
         "history": 2,
         "workers": 0,
+        "timeout": 60.0,
         "dataset": "eval_in_distribution",
         "train": 2,
         "val": 3,
@@ -47,6 +48,7 @@ def alfworld_config(**changes: Any) -> Any:
         seed=0,
         history_length=values["history"],
         num_workers=values["workers"],
+        worker_timeout=values["timeout"],
         resources_per_worker=SimpleNamespace(num_cpus=0.1, num_gpus=0.0),
         rollout=SimpleNamespace(n=values["n"]),
         alfworld=alfworld,
@@ -96,6 +98,24 @@ def test_the_check_finds_shared_state() -> None:
     manager = toy_manager(2, factory=_LeakyToy)
     with pytest.raises(EnvContractError):
         check_env_manager(manager)
+
+
+class _Forgetful(ToyEnv):
+    """Says something else in every episode."""
+
+    episodes = 0
+
+    def reset(self, task: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        _Forgetful.episodes += 1
+        return super().reset(task)
+
+    def _text(self) -> str:
+        return super()._text() if self.state == "hall" else f"{super()._text()} {self.episodes}"
+
+
+def test_the_check_finds_episodes_that_cannot_be_played_again() -> None:
+    with pytest.raises(EnvContractError, match="lead elsewhere"):
+        check_env_manager(toy_manager(2, factory=_Forgetful))
 
 
 def test_the_check_finds_a_mutating_projection() -> None:

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
+from agent_system.environments.ray_vector_env import RayVectorEnv, default_num_workers
 from agent_system.environments.vector_env import (
     EnvironmentFailure,
     LocalVectorEnv,
-    RayVectorEnv,
     TextEnv,
     VectorEnv,
     WorkerResources,
-    default_num_workers,
     make_vector_env,
 )
 from tests.helpers.toy_env import TOY_TASKS, ToyEnv, TroubleEnv
@@ -69,7 +68,7 @@ def test_a_dead_actor_is_an_error_that_names_the_tasks(ray_session: Any) -> None
     envs.reset(TASKS[:4])
     start = time.monotonic()
     with pytest.raises(
-        EnvironmentFailure, match=r"actor 1 of 2 died during step \(slot 2: toy-green, slot 3: toy-red\)"
+        EnvironmentFailure, match=r"actor 1 of 2 died during step \(slot 2: toy-green, slot 3: toy-red\), 3 times"
     ):
         envs.step([0, 2, 3], ["look", "die", "look"])
     assert time.monotonic() - start < 30
@@ -83,7 +82,10 @@ def test_a_hung_actor_times_out_with_a_message(ray_session: Any) -> None:
     envs = RayVectorEnv(TroubleEnv, 2, 2, timeout_s=60)
     envs.reset(TASKS[:2])
     envs._timeout_s = 1.0
-    with pytest.raises(EnvironmentFailure, match=r"actor 0 of 2 did not answer step within 1 s \(slot 0: toy-red\)"):
+    with pytest.raises(
+        EnvironmentFailure,
+        match=r"actor 0 of 2 did not answer step within 1 s: slot 0, task toy-red, has been in step\('hang'\)",
+    ):
         envs.step([0, 1], ["hang", "look"])
     envs.close()
 
