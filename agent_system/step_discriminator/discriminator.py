@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from agent_system.step_discriminator import DISCRIMINATOR_FILE
 from agent_system.step_discriminator.shared_prefix import (
     TokenTree,
     build_tree,
@@ -35,7 +36,6 @@ from verl.utils.errors import UserError
 from verl.utils.fs import atomic_write
 
 __all__ = [
-    "DISCRIMINATOR_FILE",
     "DiscriminatorConfig",
     "DiscriminatorScorer",
     "ScoreStats",
@@ -44,7 +44,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-DISCRIMINATOR_FILE = "discriminator.json"
 _MAX_MASK_ELEMENTS = 2**28
 """Bound on batch * length^2 of one forward pass with a tree mask: 256 MiB of booleans."""
 

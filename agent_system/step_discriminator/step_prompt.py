@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agent_system.step_discriminator.shown_observations import shown_observations
 from agent_system.trajectory import Trajectory
 from verl.utils.dataset.sft_dataset import TokenRows, render_prompts, tokenize_pairs, tokenize_texts
 
@@ -68,7 +69,7 @@ class EpisodeText:
         if not trajectory.steps:
             raise ValueError(f"{trajectory.traj_uid} has no steps")
         task = _one_line(str(trajectory.task.get("instruction", "")))
-        seen = [step.observation for step in trajectory.steps] + [trajectory.final_observation]
+        seen = shown_observations(trajectory)
         # Environments repeat the task in what they show; the prompt names it once, at the top.
         lines = [_one_line(text) for text in seen]
         return cls(

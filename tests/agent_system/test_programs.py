@@ -60,7 +60,7 @@ def programs(files: Path, out: Path) -> dict[str, Program]:
         "importers": (importers.main, [f"{files}/log.json", "--format", "sharegpt", "--out", file]),
         "generate_games": (generate_games.main, ["--out", folder, "--train", "1"]),
         "prepare": (prepare.main, [f"{files}/credit.json", "--model", str(files), "--out", folder]),
-        "finish": (finish.main, ["--sft", f"{files}/sft", "--out", folder]),
+        "finish": (finish.main, ["--sft", f"{files}/sft", "--max-length", "500", "--out", folder]),
         "evaluate": (evaluate.main, ["--model", str(files), "--data", str(files), "--report", f"{file}/x"]),
     }
 
@@ -140,7 +140,7 @@ def test_numbers_of_collect(options: list[str], tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("options", [["--threshold", "1.5"], ["--threshold", "nan"], ["--max-length", "0"]])
 def test_numbers_of_finish(options: list[str], files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert finish.main(["--sft", f"{files}/sft", "--out", f"{files}/model", *options]) == 2
+    assert finish.main(["--sft", f"{files}/sft", "--out", f"{files}/model", "--max-length", "500", *options]) == 2
     assert options[0] in one_line(capsys) and not (files / "model").exists()
 
 
@@ -158,7 +158,7 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
     "trajectories is not a list": lambda d: d.update(trajectories={}),
     "excluded is not a list": lambda d: d.pop("excluded"),
     r"trajectories\[1\] is not an object": lambda d: d["trajectories"].__setitem__(1, 7),
-    r"trajectories\[0\].success": lambda d: d["trajectories"][0].update(success=None),
+    r"trajectories\[0\].succeeded": lambda d: d["trajectories"][0].update(succeeded=None),
     r"trajectories\[0\].redundancy ": lambda d: d["trajectories"][0].update(redundancy=None),
     r"trajectories\[0\].redundancy_kinds": lambda d: d["trajectories"][0].update(redundancy_kinds={"other": 1}),
 }

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,55 @@ def test_paths_are_checked_with_their_key(tmp_path: Path, monkeypatch: pytest.Mo
         fs.require_dir("file", "data.dir")
     with pytest.raises(UserError, match=r"data\.file=nothing: the file nothing does not exist"):
         fs.require_file("nothing", "data.file")
+
+
+def _dead_pid() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    dead, alive, end = _dead_pid(), os.getppid(), "ab12_xyz"
+    target, folder = tmp_path / "report.json", tmp_path / "model"
+    folder.mkdir()
+    stays = [
+        tmp_path / f".report.json.tmp-{alive}-{end}",
+        tmp_path / f".other.json.tmp-{dead}-{end}",
+        tmp_path / "report.json.tmp-notes",
+        folder / "weights.bin",
+    ]
+    goes = [tmp_path / f".report.json.tmp-{dead}-{end}", folder / f".config.json.tmp-{dead}-{end}"]
+    for path in (*stays, *goes):
+        path.write_text("x")
+    copy = tmp_path / f"model.tmp-{dead}-{end}"
+    (copy / "inner").mkdir(parents=True)
+    fs.remove_leftovers(target)
+    fs.remove_leftovers(folder)
+    assert all(path.exists() for path in stays) and not any(path.exists() for path in (*goes, copy))
+    fs.remove_leftovers(tmp_path / "no" / "such" / "place")
+
+
+def test_a_folder_killed_away_in_the_middle_of_its_replacement_comes_back(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    aside = tmp_path / f"model.tmp-old-{_dead_pid()}-ab12_xyz"
+    (aside / "model").mkdir(parents=True)
+    (aside / "model" / "config.json").write_text("old")
+    fs.remove_leftovers(target)
+    assert (target / "config.json").read_text() == "old" and sorted(tmp_path.iterdir()) == [target]
+
+
+KILLED_WRITER = """
+import os, signal, sys
+from verl.utils import fs
+os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+fs.atomic_write(sys.argv[1], "half")
+"""
+
+
+def test_a_killed_write_is_recognised(tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    done = subprocess.run([sys.executable, "-c", KILLED_WRITER, str(target)], timeout=60)
+    assert done.returncode < 0 and len(list(tmp_path.iterdir())) == 1
+    fs.remove_leftovers(target)
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -17,19 +18,29 @@ from verl.utils.errors import UserError
 __all__ = [
     "atomic_dir",
     "atomic_write",
+    "copy",
+    "copy_local_path_from_hdfs",
     "copy_to_local",
+    "exists",
+    "file_hash",
     "is_hdfs_path",
     "is_hf_id",
+    "makedirs",
+    "remove_leftovers",
     "require_dir",
     "require_file",
+    "user_cache_dir",
 ]
 
 logger = logging.getLogger(__name__)
 
 # `name` or `owner/name`, as the Hugging Face hub spells its ids.
 _HF_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?")
+# Names of temporary files and folders: of `name`, by process `pid`; `old` holds what a replaced folder had.
+_TEMPORARY = re.compile(r"\.?(?P<name>.+)\.tmp-(?P<old>old-)?(?P<pid>\d+)-[a-z0-9_]{8}")
 _FILE_MODE = 0o666
 _DIR_MODE = 0o777
+_BLOCK = 1 << 20
 
 
 def _current_umask() -> int:
@@ -57,7 +68,7 @@ def atomic_write(path: str | Path, data: str | bytes) -> None:
     target = Path(path).expanduser()
     target.parent.mkdir(parents=True, exist_ok=True)
     payload = data.encode("utf-8") if isinstance(data, str) else data
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.tmp-", dir=target.parent)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.tmp-{os.getpid()}-", dir=target.parent)
     try:
         with os.fdopen(descriptor, "wb") as handle:
             handle.write(payload)
@@ -86,7 +97,7 @@ def atomic_dir(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     if target.exists() and not overwrite:
         raise FileExistsError(f"{target} exists already; choose another folder or remove it first.")
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f"{target.name}.tmp-", dir=target.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f"{target.name}.tmp-{os.getpid()}-", dir=target.parent))
     try:
         temporary.chmod(_DIR_MODE & ~_current_umask())
         yield temporary
@@ -101,7 +112,7 @@ def _swap_in(temporary: Path, target: Path) -> None:
     if not target.exists():
         os.replace(temporary, target)
         return
-    old = Path(tempfile.mkdtemp(prefix=f"{target.name}.tmp-old-", dir=target.parent))
+    old = Path(tempfile.mkdtemp(prefix=f"{target.name}.tmp-old-{os.getpid()}-", dir=target.parent))
     os.replace(target, old / target.name)
     try:
         os.replace(temporary, target)
@@ -110,6 +121,58 @@ def _swap_in(temporary: Path, target: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_leftovers(path: str | Path) -> None:
+    """Remove what killed processes left of `atomic_write` and `atomic_dir`, for `path` and for the files in it.
+
+    Call it before writing there. Temporary files of processes that are alive stay. A folder that was killed away
+    between the two renames of a replacement gets its old content back.
+    """
+    target = Path(path).expanduser()
+    beside = target.parent.iterdir() if target.parent.is_dir() else iter(())
+    found = [item for item in beside if item.name.lstrip(".").startswith(f"{target.name.lstrip('.')}.tmp-")]
+    if target.is_dir():
+        found += target.iterdir()
+    for item in found:
+        match = _TEMPORARY.fullmatch(item.name)
+        if match is None or _is_running(int(match["pid"])):
+            continue
+        home = item.parent / match["name"]
+        if match["old"] and not home.exists() and (item / home.name).exists():
+            os.replace(item / home.name, home)
+        logger.info("removing %s, left by a process that was killed", item)
+        if item.is_dir():
+            shutil.rmtree(item, ignore_errors=True)
+        else:
+            item.unlink(missing_ok=True)
+
+
+def _is_running(pid: int) -> bool:
+    """Whether another process of this machine has this number; our own number is an earlier process's."""
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def file_hash(path: str | Path) -> str:
+    """Hex SHA-256 of a file of any size."""
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def user_cache_dir() -> Path:
+    """$XDG_CACHE_HOME/trajevolve, else ~/.cache/trajevolve: for what can be made again at any time."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "trajevolve"
 
 
 def is_hdfs_path(path: str) -> bool:
@@ -142,7 +205,7 @@ def require_file(path: str | Path, key: str) -> Path:
     return file
 
 
-def copy_to_local(path: str | Path, key: str) -> str:
+def copy_to_local(path: str | Path, key: str = "path") -> str:
     """Resolve a model or data location to something `from_pretrained` or an open call understands.
 
     An existing local path comes back with `~` expanded, a Hugging Face id comes back unchanged (loading it is the
@@ -167,3 +230,35 @@ def copy_to_local(path: str | Path, key: str) -> str:
             "(owner/name)."
         )
     return text
+
+
+copy_local_path_from_hdfs = copy_to_local
+"""The reference's older name of the same function."""
+
+
+def _local(path: str | Path) -> Path:
+    if is_hdfs_path(str(path)):
+        raise UserError(f"{path}: remote folders are not supported; copy the files to a local folder first")
+    return Path(path).expanduser()
+
+
+def exists(path: str | Path) -> bool:
+    """Whether a local path exists. Raises UserError for a remote one."""
+    return _local(path).exists()
+
+
+def makedirs(name: str | Path, mode: int = 0o777, exist_ok: bool = False) -> None:
+    """Make a local folder and its parents. Raises UserError for a remote one."""
+    os.makedirs(_local(name), mode=mode, exist_ok=exist_ok)
+
+
+def copy(src: str | Path, dst: str | Path) -> str:
+    """Copy a local file, or the content of a local folder into a folder; returns the destination.
+
+    Raises:
+        UserError: one of the two is remote.
+    """
+    source, target = _local(src), _local(dst)
+    if source.is_dir():
+        return str(shutil.copytree(source, target, dirs_exist_ok=True))
+    return str(shutil.copy(source, target))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stage 2, last but one: the newest fine-tuning checkpoint becomes a discriminator folder.
 
-    python -m agent_system.step_discriminator.discriminator_trainer.finish --sft RUN_DIR --out MODEL_DIR
+    python -m agent_system.step_discriminator.discriminator_trainer.finish --sft RUN_DIR --data DATA_DIR --out MODEL_DIR
 
 The folder loads with `from_pretrained` and holds `discriminator.json`; optimizer state stays behind. `evaluate` adds
 the validation metrics. Exit status: 0, or 2 with one line on stderr when nothing was written.
@@ -17,12 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent_system.programs import check_output, run_program
+from agent_system.step_discriminator import DISCRIMINATOR_FILE
+from agent_system.step_discriminator.discriminator_trainer.prepare import prepared_max_length
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_dir
 
 __all__ = ["finish", "main"]
 
-DISCRIMINATOR_FILE = "discriminator.json"
 _LEAVE_OUT = "resume"
 
 
@@ -74,15 +75,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="finish", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--sft", required=True, help="folder of the fine-tuning run (trainer.default_local_dir)")
     parser.add_argument("--out", required=True, help="discriminator folder to write")
-    parser.add_argument("--max-length", type=int, default=4096, help="as given to prepare (default 4096)")
+    parser.add_argument("--data", help="folder that prepare wrote for this run; says --max-length")
+    parser.add_argument("--max-length", type=int, help="as given to prepare (default: what --data says)")
     parser.add_argument("--threshold", type=float, default=0.5, help="credit below it is redundant (default 0.5)")
     args = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     return run_program(lambda: _run(args))
 
 
+def _max_length(args: argparse.Namespace) -> int:
+    """The length the rows were made for: a discriminator that is asked in longer texts was not trained on them."""
+    given: int | None = args.max_length
+    if args.data is None:
+        if given is None:
+            raise UserError("--data (or --max-length) is missing; give the folder that prepare wrote for this run")
+        return given
+    prepared = prepared_max_length(args.data)
+    if given is not None and given != prepared:
+        raise UserError(f"--max-length {given}: prepare made the rows of {args.data} for {prepared}; leave it out")
+    return prepared
+
+
 def _run(args: argparse.Namespace) -> int:
-    finish(newest_checkpoint(args.sft), args.out, max_length=args.max_length, threshold=args.threshold)
+    finish(newest_checkpoint(args.sft), args.out, max_length=_max_length(args), threshold=args.threshold)
     sys.stdout.write(f"discriminator folder: {args.out}\n")
     return 0
 

@@ -28,7 +28,16 @@ from agent_system.trajectory import RecordError, Step, Trajectory, task_key
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_write, require_file
 
-__all__ = ["LabelledEpisode", "PreparedData", "main", "prepare", "read_episodes", "split_tasks", "trivial_labels"]
+__all__ = [
+    "LabelledEpisode",
+    "PreparedData",
+    "main",
+    "prepare",
+    "prepared_max_length",
+    "read_episodes",
+    "split_tasks",
+    "trivial_labels",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -65,23 +74,48 @@ class PreparedData:
     report: Mapping[str, Any]
 
 
-def read_episodes(paths: Sequence[str | Path]) -> tuple[list[LabelledEpisode], Counter[str]]:
-    """Labelled successes of credit analyses, in file order, and counts of what was left out.
+def prepared_max_length(folder: str | Path) -> int:
+    """The `max_length` that `prepare` was given for a data folder. Raises UserError when it is no such folder."""
+    file = Path(folder).expanduser() / REPORT_FILE
+    try:
+        length = json.loads(file.read_text(encoding="utf-8"))["max_length"]
+    except OSError as error:
+        raise UserError(f"--data: cannot read {file} ({error.strerror}); give the folder that prepare wrote") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"--data: {file} is no report of prepare ({error!r}); run prepare again") from error
+    if not isinstance(length, int) or isinstance(length, bool):
+        raise UserError(f"--data: {file} has no number as max_length; run prepare again")
+    return length
+
+
+def read_episodes(
+    paths: Sequence[str | Path], label_source: str | None = None
+) -> tuple[list[LabelledEpisode], Counter[str], str]:
+    """Labelled successes of credit analyses, in file order, counts of what was left out, and the label source.
 
     The same episode in two files counts once. Different episodes that share a `traj_uid` get distinct ones.
 
+    Args:
+        label_source: `single`, `minimal`, or None for what the analyses chose (`credit`).
+
     Raises:
-        UserError: a file is missing, is no credit analysis, or holds a record that does not fit.
+        UserError: a file is missing, is no credit analysis, or holds a record that does not fit; the analyses chose
+            different label sources, or lack the one asked for.
     """
+    documents = [(path, load_credit_analysis(path)) for path in paths]
+    sources = sorted({document["header"]["options"]["label_source"] for _, document in documents})
+    if label_source is None and len(sources) > 1:
+        raise UserError(f"the credit analyses have different labels ({', '.join(sources)}); choose with --label-source")
+    source = label_source or sources[0]
     episodes: list[LabelledEpisode] = []
     skipped: Counter[str] = Counter()
     seen: dict[str, list[tuple[str, ...]]] = {}
-    for path in paths:
-        for index, record in enumerate(load_credit_analysis(path)["trajectories"]):
-            episode = _episode(record, f"{path}, trajectory {index}")
-            if not episode.trajectory.success:
+    for path, document in documents:
+        for index, record in enumerate(document["trajectories"]):
+            if not record["succeeded"]:
                 skipped["failed"] += 1
                 continue
+            episode = _episode(record, source, f"{path}, trajectory {index}")
             actions = (episode.task, *(step.action for step in episode.trajectory.steps))
             known = seen.setdefault(episode.trajectory.traj_uid, [])
             if actions in known:
@@ -92,22 +126,27 @@ def read_episodes(paths: Sequence[str | Path]) -> tuple[list[LabelledEpisode], C
                 uid = f"{episode.trajectory.traj_uid}#{len(known)}"
                 episode = LabelledEpisode(replace(episode.trajectory, traj_uid=uid), episode.credits)
             episodes.append(episode)
-    return episodes, skipped
+    return episodes, skipped, source
 
 
-def _episode(record: Any, where: str) -> LabelledEpisode:
+def _episode(record: Any, source: str, where: str) -> LabelledEpisode:
     try:
         steps = [{name: step[name] for name in _STEP_FIELDS if name in step} for step in record["steps"]]
         plain = {name: record[name] for name in _TRAJECTORY_FIELDS if name in record} | {"steps": steps}
         trajectory = Trajectory.from_dict(plain)
-        credits = tuple(step["credit"] for step in record["steps"])
+        labels = [step[_LABEL_FIELDS[source]] for step in record["steps"]]
     except RecordError as error:
         raise UserError(f"{where}: {error}") from error
     except (KeyError, TypeError) as error:
         raise UserError(f"{where}: not a labelled trajectory ({error!r}); analyse it again") from error
-    if not credits or any(credit not in (0, 1) for credit in credits):
-        raise UserError(f"{where}: credit must be 0 or 1 for every step; analyse it again")
-    return LabelledEpisode(trajectory, credits)
+    if source == "minimal" and None in labels:
+        raise UserError(f"{where}: has no minimal labels; analyse with --mode minimal")
+    if not labels or not all(isinstance(label, bool) for label in labels):
+        raise UserError(f"{where}: {_LABEL_FIELDS[source]} must be true or false for every step; analyse it again")
+    return LabelledEpisode(trajectory, tuple(map(int, labels)))
+
+
+_LABEL_FIELDS = {"single": "necessary_single", "minimal": "in_minimal"}
 
 
 _STEP_FIELDS = tuple(item.name for item in fields(Step))
@@ -151,6 +190,7 @@ def prepare(
     val_share: float = 0.1,
     balance: bool = False,
     seed: int = 0,
+    label_source: str | None = None,
 ) -> PreparedData:
     """Write `train.parquet`, `val.parquet` and `prepare_report.json`.
 
@@ -158,12 +198,14 @@ def prepare(
     and trivial (the trivial rule's label). With `balance`, training rows are weighted so that both classes weigh the
     same and the mean weight is 1.
 
+    `label_source` is as in `read_episodes`.
+
     Raises:
         UserError: unreadable input, or nothing to train on.
     """
     import pandas as pd
 
-    episodes, skipped = read_episodes(credit_files)
+    episodes, skipped, source = read_episodes(credit_files, label_source)
     if not episodes:
         raise UserError(f"no labelled success in {', '.join(map(str, credit_files))}; collect and analyse successes")
     rows, counts = _rows(episodes, tokenizer, max_length)
@@ -177,6 +219,7 @@ def prepare(
         parts["train"]["weight"] = _balancing(parts["train"]["label"].tolist())
     report = {
         "credit_files": [str(path) for path in credit_files],
+        "label_source": source,
         "max_length": max_length,
         "seed": seed,
         "balance": balance,
@@ -260,6 +303,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-length", type=int, default=4096, help="most tokens of a row (default 4096)")
     parser.add_argument("--val-share", type=float, default=0.1, help="share of tasks held out (default 0.1)")
     parser.add_argument("--balance", action="store_true", help="weight the classes equally in training")
+    parser.add_argument(
+        "--label-source",
+        choices=sorted(_LABEL_FIELDS),
+        help="single: necessary alone; minimal: kept in the minimal success (default: what the analyses chose)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the split (default 0)")
     return parser
 
@@ -286,6 +334,7 @@ def _run(args: argparse.Namespace) -> int:
         val_share=args.val_share,
         balance=args.balance,
         seed=args.seed,
+        label_source=args.label_source,
     )
     sys.stdout.write(_summary(result))
     return 0

@@ -7,6 +7,7 @@ calls `label_trajectories` directly.
 
 from agent_system.step_discriminator.trajectory_analyzer.adapters import (
     EnvAdapter,
+    ReplayableGame,
     base_env_name,
     get_adapter,
     register_adapter,
@@ -22,6 +23,7 @@ __all__ = [
     "CreditOptions",
     "CreditRecord",
     "EnvAdapter",
+    "ReplayableGame",
     "Replayer",
     "StepCredit",
     "base_env_name",

@@ -4,9 +4,10 @@
     python -m agent_system.step_discriminator.trajectory_analyzer.analyze trajectories.jsonl --out-dir out
 
 Every step of every successful trajectory is deleted once and the rest replayed: if it still succeeds, the step was
-redundant. Finished trajectories are kept in a journal beside the output; a run that was interrupted continues there
-and ends with the same bytes. Exit status: 0; 1 when the output is complete but lines of the input were broken or games
-could not be read (each is named); 2 when nothing was written.
+redundant. `--mode minimal` also searches a success from which nothing more can be removed. Finished trajectories are
+kept in a journal beside the output; a run that was interrupted continues there and ends with the same bytes. Exit
+status: 0; 1 when the output is complete but lines of the input were broken or games could not be read (each is named);
+2 when nothing was written.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,12 +36,21 @@ from agent_system.step_discriminator.trajectory_analyzer.journal import Journal,
 from agent_system.step_discriminator.trajectory_analyzer.label import TrajectoryJob, label_job
 from agent_system.step_discriminator.trajectory_analyzer.parallel import WorkerLostError, num_workers, run_jobs
 from agent_system.step_discriminator.trajectory_analyzer.progress import progress_bar
-from agent_system.step_discriminator.trajectory_analyzer.records import CreditOptions, CreditRecord
+from agent_system.step_discriminator.trajectory_analyzer.records import MODES, CreditOptions, CreditRecord
 from agent_system.trajectory import Trajectory, load_trajectories
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_write
 
-__all__ = ["ANALYSIS_FILE", "JOURNAL_FILE", "SUMMARY_FILE", "TIMING_FILE", "AnalysisResult", "analyze", "main"]
+__all__ = [
+    "ANALYSIS_FILE",
+    "JOURNAL_FILE",
+    "SUMMARY_FILE",
+    "TIMING_FILE",
+    "AnalysisResult",
+    "analyze",
+    "main",
+    "run_labelling",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -151,8 +161,7 @@ def _label_all(
     workers: int,
     show_progress: bool,
 ) -> tuple[list[CreditRecord], int]:
-    jobs = [(base_env_name(item.env_name), TrajectoryJob.of(item)) for item in trajectories]
-    keys = [job_key(job, options) for _, job in jobs]
+    keys = [job_key(TrajectoryJob.of(item), options) for item in trajectories]
     records: dict[int, CreditRecord] = {}
     for index, key in enumerate(keys):
         known = journal.get(key)
@@ -160,15 +169,10 @@ def _label_all(
             records[index] = known
     resumed = len(records)
     if resumed:
-        logger.info("continuing an interrupted analysis: %d of %d trajectories are done", resumed, len(jobs))
-    pending = [index for index in range(len(jobs)) if index not in records]
-    results = run_jobs(
-        [jobs[index] for index in pending],
-        partial(_make_handler, dict(adapters), options),
-        workers=workers,
-        describe=_describe,
-    )
-    with progress_bar("credit analysis", total=len(jobs), initial=resumed, show=show_progress) as advance:
+        logger.info("continuing an interrupted analysis: %d of %d trajectories are done", resumed, len(keys))
+    pending = [index for index in range(len(keys)) if index not in records]
+    results = run_labelling([trajectories[index] for index in pending], adapters, options, workers)
+    with progress_bar("credit analysis", total=len(keys), initial=resumed, show=show_progress) as advance:
         for position, record in results:
             index = pending[position]
             records[index] = record
@@ -178,7 +182,22 @@ def _label_all(
             else:
                 logger.warning("%s: left out: %s", record.traj_uid, record.reason)
             advance(1)
-    return [records[index] for index in range(len(jobs))], resumed
+    return [records[index] for index in range(len(keys))], resumed
+
+
+def run_labelling(
+    trajectories: Sequence[Trajectory], adapters: Mapping[str, EnvAdapter], options: CreditOptions, workers: int
+) -> Iterator[tuple[int, CreditRecord]]:
+    """Yield (index of the trajectory, record) as they are finished; see `run_jobs` for workers.
+
+    Args:
+        adapters: by `base_env_name`.
+
+    Raises:
+        WorkerLostError: a trajectory killed its worker again and again.
+    """
+    jobs = [(base_env_name(item.env_name), TrajectoryJob.of(item)) for item in trajectories]
+    return run_jobs(jobs, partial(_make_handler, dict(adapters), options), workers=workers, describe=_describe)
 
 
 def _describe(job: tuple[str, TrajectoryJob]) -> str:
@@ -189,8 +208,7 @@ def _make_handler(
     adapters: Mapping[str, EnvAdapter], options: CreditOptions
 ) -> Callable[[tuple[str, TrajectoryJob]], CreditRecord]:
     def handle(item: tuple[str, TrajectoryJob]) -> CreditRecord:
-        adapter = adapters[item[0]]
-        return label_job(item[1], adapter.make_game, options, reveals=adapter.reveals, is_success=adapter.is_success)
+        return label_job(item[1], adapters[item[0]], options)
 
     return handle
 
@@ -234,10 +252,33 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="MODULE",
         help="import this first: a module that registers the adapter of your own environment (may be repeated)",
     )
-    parser.add_argument("--mode", choices=["single"], default="single", help="single: delete every step alone")
-    parser.add_argument("--label-source", choices=["single"], default="single", help="which label becomes `credit`")
+    parser.add_argument(
+        "--mode",
+        choices=MODES,
+        default="single",
+        help="single: delete every step alone (default); minimal: also look for a verified success from which no step, "
+        "no pair and no run of steps can be removed",
+    )
+    parser.add_argument(
+        "--label-source",
+        choices=MODES,
+        default="single",
+        help="which label becomes `credit`: single (necessary alone, default) or minimal (kept by --mode minimal)",
+    )
     parser.add_argument("--label-failed", action="store_true", help="label failed trajectories too (default: skip)")
-    parser.add_argument("--no-evolve", action="store_true", help="do not look for a shorter verified success")
+    parser.add_argument(
+        "--no-evolve",
+        action="store_true",
+        help="with --mode single: do not look for a shorter verified success",
+    )
+    parser.add_argument(
+        "--success-threshold",
+        type=float,
+        default=1.0,
+        metavar="SCORE",
+        help="score in (0, 1] from which on an episode succeeds (default 1.0: solved); below 1, redundant means that "
+        "the final score does not fall",
+    )
     parser.add_argument("--workers", type=int, default=1, help="Ray workers; 1: none, 0: one per core (default 1)")
     parser.add_argument("--quiet", action="store_true", help="no progress display")
     return parser
@@ -260,7 +301,13 @@ def _run(args: argparse.Namespace) -> int:
     result = analyze(
         args.trajectories,
         check_output(args.out_dir, "--out-dir", folder=True),
-        options=CreditOptions(args.mode, args.label_source, args.label_failed, not args.no_evolve),
+        options=CreditOptions(
+            mode=args.mode,
+            label_source=args.label_source,
+            label_failed=args.label_failed,
+            evolve=not args.no_evolve,
+            success_threshold=args.success_threshold,
+        ),
         data_dir=args.data_dir,
         workers=num_workers(args.workers),
         show_progress=not args.quiet,

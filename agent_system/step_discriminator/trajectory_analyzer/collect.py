@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stage 1: play ALFWorld games with the scripted explorer and write the episodes to trajectories.jsonl.
+"""Stage 1: play an environment's tasks with its scripted explorer and write the episodes to trajectories.jsonl.
 
-    python -m agent_system.step_discriminator.trajectory_analyzer.collect --split train --num 200 \\
+    python -m agent_system.step_discriminator.trajectory_analyzer.collect --env alfworld --split train --num 200 \\
         --detour-rate 0.3 --out trajectories.jsonl
 
 The explorer knows only what it has seen. Useless detours and mistakes are mixed in at the given rates. Every episode
-draws from a generator of its own (seed, game, episode), so the file does not depend on the number of workers.
+draws from a generator of its own (seed, task, episode), so the file does not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ import argparse
 import hashlib
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_system.programs import check_output, run_program
-from agent_system.step_discriminator.trajectory_analyzer.episodes import Choice, EpisodeIdentity, play_alfworld
+from agent_system.step_discriminator.trajectory_analyzer.episodes import Choice, EpisodeIdentity, play
+from agent_system.step_discriminator.trajectory_analyzer.expert_sources import (
+    ExpertSource,
+    ExpertTask,
+    expert_source,
+    known_sources,
+)
 from agent_system.step_discriminator.trajectory_analyzer.parallel import WorkerLostError, num_workers, run_jobs
 from agent_system.step_discriminator.trajectory_analyzer.progress import progress_bar
 from agent_system.trajectory import Trajectory, save_trajectories
@@ -44,48 +50,37 @@ class CollectOptions:
     error_rate: float = 0.0
     """Chance in [0, 1) of a command that is not admissible."""
     seed: int = 0
-    max_steps: int = 50
+    max_steps: int | None = None
+    """Step limit; None = the environment's usual one."""
 
 
 @dataclass(frozen=True)
 class EpisodeJob:
     """One episode to play."""
 
-    gamefile: str
-    """Relative to the data folder."""
-    sha256: str
-    task_type: str
+    entry: ExpertTask
     episode: int
 
     def uid(self, seed: int) -> str:
-        """Group id: episodes of one game with one seed."""
-        return f"explorer-s{seed}-{hashlib.sha256(self.gamefile.encode('utf-8')).hexdigest()[:12]}"
+        """Group id: episodes of one task with one seed."""
+        return f"explorer-s{seed}-{hashlib.sha256(self.entry.name.encode('utf-8')).hexdigest()[:12]}"
 
 
 def episode_generator(seed: int, job: EpisodeJob) -> np.random.Generator:
-    """The random stream of one episode: a function of seed, game name and episode number only."""
+    """The random stream of one episode: a function of seed, task name and episode number only."""
     import numpy as np
 
-    digest = hashlib.blake2b(f"{seed}/{job.gamefile}/{job.episode}".encode(), digest_size=16).digest()
+    digest = hashlib.blake2b(f"{seed}/{job.entry.name}/{job.episode}".encode(), digest_size=16).digest()
     return np.random.default_rng(int.from_bytes(digest, "little"))
 
 
-def play_episode(job: EpisodeJob, data_dir: Path, options: CollectOptions) -> Trajectory:
-    """Play one game with the explorer until it is won or `max_steps` are used up."""
-    from agent_system.environments.env_package.alfworld import AlfworldGame
-    from agent_system.environments.env_package.alfworld.experts import Explorer
+def play_episode(job: EpisodeJob, source: ExpertSource, options: CollectOptions) -> Trajectory:
+    """Play one task with the explorer until it ends or the step limit is reached."""
+    limit = options.max_steps or source.max_steps
+    opened = source.start(job.entry, episode_generator(options.seed, job), options, limit)
 
-    game = AlfworldGame(data_dir / job.gamefile)
-    expert = Explorer(
-        game,
-        episode_generator(options.seed, job),
-        detour_rate=options.detour_rate,
-        error_rate=options.error_rate,
-        max_steps=options.max_steps,
-    )
-
-    def act(observation: str, info: dict[str, Any]) -> Choice:
-        choice = expert.act(observation, info)
+    def act(observation: str, info: Mapping[str, Any]) -> Choice:
+        choice = opened.expert.act(observation, dict(info))
         response = f"<think>{choice.thought}</think><action>{choice.action}</action>"
         return Choice(choice.action, response, choice.kind)
 
@@ -93,9 +88,8 @@ def play_episode(job: EpisodeJob, data_dir: Path, options: CollectOptions) -> Tr
     identity = EpisodeIdentity(
         traj_uid=f"{uid}-e{job.episode}",
         uid=uid,
-        gamefile=job.gamefile,
-        sha256=job.sha256,
-        task_type=job.task_type,
+        env_name=source.env_name,
+        task=opened.task,
         policy={
             "kind": "explorer",
             "model": None,
@@ -103,11 +97,11 @@ def play_episode(job: EpisodeJob, data_dir: Path, options: CollectOptions) -> Tr
             "seed": options.seed,
         },
     )
-    return play_alfworld(game, act, identity, options.max_steps)
+    return play(opened.game, act, identity, limit)
 
 
 def collect(
-    data_dir: str | Path | None,
+    source: ExpertSource,
     split: str,
     num: int,
     options: CollectOptions,
@@ -115,21 +109,18 @@ def collect(
     workers: int = 1,
     show_progress: bool = False,
 ) -> list[Trajectory]:
-    """Play `num` episodes over the games of a split.
+    """Play `num` episodes over the tasks of a split.
 
-    Games come in a seeded permutation; when `num` is larger than their number they are played again as further
+    Tasks come in a seeded permutation; when `num` is larger than their number they are played again as further
     episodes of the same groups.
 
     Raises:
         UserError: no data, an unreadable game, or numbers out of range.
     """
-    from agent_system.environments.env_package.alfworld.manifest import load_manifest
-
     _check(num, options)
-    manifest = load_manifest(data_dir, split)
-    jobs = _episodes(manifest.games, num, options.seed)
+    jobs = _episodes(source.tasks(split), num, options.seed)
     results: dict[int, Trajectory] = {}
-    handler = partial(_make_player, Path(manifest.data_dir), options)
+    handler = partial(_make_player, source, options)
     with progress_bar("collecting", total=len(jobs), show=show_progress) as advance:
         for index, trajectory in run_jobs(jobs, handler, workers=workers, describe=str):
             results[index] = trajectory
@@ -140,7 +131,7 @@ def collect(
 def _check(num: int, options: CollectOptions) -> None:
     if num < 1:
         raise UserError(f"--num {num}: at least one episode is needed.")
-    if options.max_steps < 1:
+    if options.max_steps is not None and options.max_steps < 1:
         raise UserError(f"--max-steps {options.max_steps}: at least one step is needed.")
     for name, rate in (("--detour-rate", options.detour_rate), ("--error-rate", options.error_rate)):
         if not 0.0 <= rate < 1.0:
@@ -154,42 +145,45 @@ def _check(num: int, options: CollectOptions) -> None:
         raise UserError(f"--seed {options.seed}: must be 0 or more.")
 
 
-def _episodes(games: Sequence[Any], num: int, seed: int) -> list[EpisodeJob]:
+def _episodes(tasks: Sequence[ExpertTask], num: int, seed: int) -> list[EpisodeJob]:
     import numpy as np
 
-    order = np.random.default_rng([seed, 0x5EED]).permutation(len(games))
-    jobs = []
-    for number in range(num):
-        entry = games[int(order[number % len(games)])]
-        jobs.append(EpisodeJob(entry.path, entry.sha256, entry.task_type, number // len(games)))
-    return jobs
+    order = np.random.default_rng([seed, 0x5EED]).permutation(len(tasks))
+    return [EpisodeJob(tasks[int(order[number % len(tasks)])], number // len(tasks)) for number in range(num)]
 
 
-def _make_player(data_dir: Path, options: CollectOptions) -> Callable[[EpisodeJob], Trajectory]:
-    return partial(play_episode, data_dir=data_dir, options=options)
+def _make_player(source: ExpertSource, options: CollectOptions) -> Callable[[EpisodeJob], Trajectory]:
+    return partial(play_episode, source=source, options=options)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line of this program."""
     parser = argparse.ArgumentParser(
         prog="python -m agent_system.step_discriminator.trajectory_analyzer.collect",
-        description="Play ALFWorld games with the scripted explorer and record the episodes.",
+        description="Play tasks with the environment's scripted explorer and record the episodes.",
     )
     parser.add_argument("--out", type=Path, required=True, help="trajectory file to write (JSON Lines)")
     parser.add_argument("--num", type=int, default=200, help="number of episodes (default 200)")
-    parser.add_argument("--split", default="train", choices=["train", "valid_seen", "valid_unseen"])
-    parser.add_argument("--data-dir", type=Path, help="data folder (default: $ALFWORLD_DATA, then ~/.cache/alfworld)")
+    parser.add_argument("--env", default="alfworld", choices=known_sources(), help="environment (default alfworld)")
+    parser.add_argument(
+        "--split",
+        default="train",
+        help="alfworld: train, valid_seen, valid_unseen; webshop: train, val (default train)",
+    )
+    parser.add_argument(
+        "--data-dir", type=Path, help="data folder (default: $ALFWORLD_DATA, then ~/.cache/alfworld; $WEBSHOP_DATA)"
+    )
     parser.add_argument(
         "--generate",
         type=int,
         metavar="N",
-        help="generate N games for the split into --data-dir first (a folder that has none yet)",
+        help="generate N tasks for the split into --data-dir first (a folder that has none yet)",
     )
-    parser.add_argument("--generate-seed", type=int, default=0, help="seed of the generated games (default 0)")
+    parser.add_argument("--generate-seed", type=int, default=0, help="seed of the generated tasks (default 0)")
     parser.add_argument("--detour-rate", type=float, default=0.3, help="rate of useless steps (default 0.3)")
     parser.add_argument("--error-rate", type=float, default=0.0, help="rate of commands that do nothing (default 0)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the expert and of the order of games (default 0)")
-    parser.add_argument("--max-steps", type=int, default=50, help="step limit of an episode (default 50)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the expert and of the order of tasks (default 0)")
+    parser.add_argument("--max-steps", type=int, help="step limit of an episode (default: alfworld 50, webshop 15)")
     parser.add_argument("--workers", type=int, default=1, help="Ray workers; 1: none, 0: one per core (default 1)")
     parser.add_argument("--quiet", action="store_true", help="no progress display")
     return parser
@@ -207,26 +201,18 @@ def _run(args: argparse.Namespace) -> int:
     _check(args.num, options)
     workers = num_workers(args.workers)
     check_output(args.out, "--out")
+    source = expert_source(args.env, args.data_dir)
     if args.generate is not None:
-        _generate(args)
-    trajectories = collect(args.data_dir, args.split, args.num, options, workers=workers, show_progress=not args.quiet)
+        source.generate(args.split, args.generate, args.generate_seed)
+    trajectories = collect(source, args.split, args.num, options, workers=workers, show_progress=not args.quiet)
     save_trajectories(args.out, trajectories)
     won = [item for item in trajectories if item.success]
     mean = sum(len(item.steps) for item in won) / len(won) if won else 0.0
     sys.stdout.write(
         f"{len(trajectories)} episodes, {len(won)} won (mean {mean:.1f} steps), "
-        f"{len({item.uid for item in trajectories})} games -> {args.out}\n"
+        f"{len({item.uid for item in trajectories})} tasks -> {args.out}\n"
     )
     return 0
-
-
-def _generate(args: argparse.Namespace) -> None:
-    if args.data_dir is None:
-        raise UserError("--generate needs --data-dir, the folder that gets the games.")
-    from agent_system.environments.env_package.alfworld.generate import generate_games
-
-    counts = {"train": 0, "valid_seen": 0, "valid_unseen": 0, args.split: args.generate}
-    generate_games(args.data_dir, **counts, seed=args.generate_seed)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_system.step_discriminator.trajectory_analyzer.adapters import base_env_name
 from agent_system.step_discriminator.trajectory_analyzer.records import (
     ANALYSIS_VERSION,
     KINDS,
@@ -20,7 +21,16 @@ from agent_system.step_discriminator.trajectory_analyzer.records import (
 from agent_system.trajectory import Trajectory, task_key
 from verl.utils.errors import UserError
 
-__all__ = ["SUMMARY_COLUMNS", "build_document", "dump_document", "load_credit_analysis", "summarise", "summary_csv"]
+__all__ = [
+    "SUMMARY_COLUMNS",
+    "SummaryRow",
+    "build_document",
+    "dump_document",
+    "load_credit_analysis",
+    "summarise",
+    "summary_csv",
+    "task_type",
+]
 
 SUMMARY_COLUMNS = ("task_type", "n", "mean_length", "mean_evolved_length", "mean_redundancy")
 
@@ -51,7 +61,7 @@ def build_document(
     ]
     header = {
         "schema_version": ANALYSIS_VERSION,
-        "env_names": sorted({trajectory.env_name for trajectory in trajectories}),
+        "env_names": sorted({base_env_name(trajectory.env_name) for trajectory in trajectories}),
         "versions": dict(sorted(versions.items())),
         "data_hash": _data_hash(trajectories),
         "options": options.as_dict(),
@@ -74,6 +84,8 @@ def _labelled(trajectory: Trajectory, record: CreditRecord) -> dict[str, Any]:
     data["steps"] = [{**step, **credit} for step, credit in zip(data["steps"], credits)]
     data.update(
         status=record.status,
+        succeeded=record.succeeded,
+        final_score=record.final_score,
         label_source=record.label_source,
         evolved_indices=None if record.evolved_indices is None else list(record.evolved_indices),
         redundancy=record.redundancy,
@@ -163,7 +175,8 @@ _HEADER: _Shape = {
 _COUNTS: _Shape = dict.fromkeys(("trajectories", *STATUSES, "bad_records", "steps", "redundant_steps"), int)
 _TRAJECTORY: _Shape = {
     "task": dict,
-    "success": bool,
+    "succeeded": bool,
+    "label_source": str,
     "steps": list,
     "evolved_indices": (list, type(None)),
     "redundancy": (int, float),
@@ -178,7 +191,7 @@ def _damage(document: Mapping[str, Any]) -> str | None:
     parts: list[tuple[str, Any, _Shape]] = [
         ("header", header, _HEADER),
         ("header.counts", header.get("counts"), _COUNTS),
-        ("header.options", header.get("options"), {"mode": str}),
+        ("header.options", header.get("options"), {"mode": str, "label_source": str}),
     ]
     for name, shape in (("trajectories", _TRAJECTORY), ("excluded", _EXCLUDED)):
         items = document.get(name)
@@ -198,7 +211,7 @@ def _damage(document: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One line of the summary: the successful labelled trajectories of one task type."""
+    """One line of the summary: the labelled trajectories of one task type that succeeded."""
 
     task_type: str
     n: int
@@ -211,13 +224,14 @@ class SummaryRow:
 
 def summarise(trajectories: Sequence[Mapping[str, Any]]) -> list[SummaryRow]:
     """Rows by task type in alphabetic order, then `all`; `trajectories` as in the document."""
-    won = [item for item in trajectories if item["success"]]
-    types = sorted({_task_type(item) for item in won})
-    rows = [_row(name, [item for item in won if _task_type(item) == name]) for name in types]
+    won = [item for item in trajectories if item["succeeded"]]
+    types = sorted({task_type(item) for item in won})
+    rows = [_row(name, [item for item in won if task_type(item) == name]) for name in types]
     return [*rows, _row("all", won)] if won else []
 
 
-def _task_type(item: Mapping[str, Any]) -> str:
+def task_type(item: Mapping[str, Any]) -> str:
+    """Of a trajectory of the document; `unknown` where the record has none."""
     return str(item["task"].get("task_type") or "unknown")
 
 

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Playing one ALFWorld game to the end and writing the episode down, whoever chooses the actions."""
+"""Playing one task to the end and writing the episode down, whoever chooses the actions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agent_system.step_discriminator.trajectory_analyzer.adapters import ReplayableGame
 from agent_system.trajectory import SCHEMA_VERSION, Step, Trajectory
 
-if TYPE_CHECKING:
-    from agent_system.environments.env_package.alfworld import AlfworldGame
-
-__all__ = ["ALFWORLD_ENV_NAME", "Choice", "EpisodeIdentity", "play_alfworld"]
-
-ALFWORLD_ENV_NAME = "alfworld/AlfredTWEnv"
+__all__ = ["Choice", "EpisodeIdentity", "play"]
 
 
 @dataclass(frozen=True)
@@ -33,20 +29,22 @@ class EpisodeIdentity:
 
     traj_uid: str
     uid: str
-    gamefile: str
-    """Relative to the data folder."""
-    sha256: str
-    task_type: str
+    env_name: str
+    task: Mapping[str, Any]
+    """What rebuilds the game, with `instruction` and `task_type`."""
     policy: Mapping[str, Any]
 
 
-def play_alfworld(
-    game: AlfworldGame,
-    act: Callable[[str, dict[str, Any]], Choice | None],
+def play(
+    game: ReplayableGame,
+    act: Callable[[str, Mapping[str, Any]], Choice | None],
     identity: EpisodeIdentity,
     max_steps: int,
 ) -> Trajectory:
-    """Reset `game` and play until it is won, `act` returns None, or `max_steps` actions were taken."""
+    """Reset `game` and play until it ends, `act` returns None, or `max_steps` actions were taken.
+
+    Infos of the game hold `won`, `admissible_commands` and, where it has scores between 0 and 1, `task_score`.
+    """
     observation, info = game.reset()
     steps: list[Step] = []
     done = False
@@ -74,17 +72,12 @@ def play_alfworld(
         schema_version=SCHEMA_VERSION,
         traj_uid=identity.traj_uid,
         uid=identity.uid,
-        env_name=ALFWORLD_ENV_NAME,
-        task={
-            "gamefile": identity.gamefile,
-            "sha256": identity.sha256,
-            "instruction": game.task,
-            "task_type": identity.task_type,
-        },
+        env_name=identity.env_name,
+        task=dict(identity.task),
         policy=dict(identity.policy),
         success=bool(info["won"]),
         episode_reward=sum(step.reward for step in steps),
-        task_score=float(info["won"]),
+        task_score=float(info.get("task_score", info["won"])),
         truncated=not done and len(steps) >= max_steps,
         steps=tuple(steps),
         final_observation=observation,

@@ -33,7 +33,11 @@ class ForeignEpisode:
     """The environment's answer to each action; may lack the last ones."""
 
 
-_OPENING = re.compile(r"(You are in the middle of a room\..*?Your task is to: [^\n]*)", re.DOTALL | re.IGNORECASE)
+# The room nearest to a task: what stands before it may be a worked example with a room and a task of its own.
+_OPENING = re.compile(
+    r"(You are in the middle of a room\.(?:(?!You are in the middle of a room\.).)*?Your task is to: [^\n]*)",
+    re.DOTALL | re.IGNORECASE,
+)
 _ACTION = re.compile(r"Action:\s*(.+?)\s*$", re.DOTALL | re.IGNORECASE)
 _TAGGED = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)
 
@@ -41,11 +45,12 @@ ParsedLog = tuple[list[ForeignEpisode], list[str]]
 
 
 def opening_key(text: str) -> str | None:
-    """Room sentence and task of an opening text, lowercased with single spaces; None when there is none."""
-    match = _OPENING.search(text)
-    if match is None:
-        return None
-    return " ".join(match[1].lower().split()).rstrip(".")
+    """Room sentence and task of an opening text, lowercased with single spaces; None when there is none.
+
+    The last one, where the text holds several.
+    """
+    found = _OPENING.findall(text)
+    return " ".join(found[-1].lower().split()).rstrip(".") if found else None
 
 
 def read_foreign_log(path: Path, log_format: str) -> ParsedLog:
@@ -85,7 +90,7 @@ def _read_sharegpt(path: Path, text: str) -> ParsedLog:
     problems: list[str] = []
     for number, (place, item) in enumerate(_json_items(path, text, problems)):
         turns = _turns(item)
-        start = next((i for i, (role, said) in enumerate(turns) if role == "user" and opening_key(said)), None)
+        start = _start(turns)
         if start is None:
             problems.append(f"{place}: no turn holds an opening text (room and `Your task is to: ...`)")
             continue
@@ -95,6 +100,13 @@ def _read_sharegpt(path: Path, text: str) -> ParsedLog:
             continue
         episodes.append(episode)
     return episodes, problems
+
+
+def _start(turns: Sequence[tuple[str, str]]) -> int | None:
+    """Where the episode begins: the first turn with the last opening text (earlier ones belong to examples)."""
+    keys = [opening_key(said) if role == "user" else None for role, said in turns]
+    last = next((key for key in reversed(keys) if key is not None), None)
+    return None if last is None else keys.index(last)
 
 
 def _turns(item: Any) -> list[tuple[str, str]]:

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent_system.programs import check_output, run_program
-from agent_system.step_discriminator.trajectory_analyzer.episodes import Choice, EpisodeIdentity, play_alfworld
+from agent_system.step_discriminator.trajectory_analyzer.alfworld_adapter import ALFWORLD_ENV_NAME
+from agent_system.step_discriminator.trajectory_analyzer.episodes import Choice, EpisodeIdentity, play
 from agent_system.step_discriminator.trajectory_analyzer.foreign_logs import (
     FORMATS,
     ForeignEpisode,
@@ -124,15 +125,16 @@ def _replay(game: IndexedGame, episode: ForeignEpisode, actions: Sequence[str], 
     from agent_system.environments.env_package.alfworld import AlfworldGame
 
     choices = iter([Choice(action, response) for action, response in zip(actions, episode.responses)])
+    played = AlfworldGame(game.path)
+    record = {"gamefile": game.gamefile, "sha256": game.sha256, "instruction": played.task, "task_type": game.task_type}
     identity = EpisodeIdentity(
         traj_uid=uid,
         uid=uid,
-        gamefile=game.gamefile,
-        sha256=game.sha256,
-        task_type=game.task_type,
+        env_name=ALFWORLD_ENV_NAME,
+        task=record,
         policy={"kind": f"imported/{kind}", "model": None, "sampling": None, "seed": None},
     )
-    return play_alfworld(AlfworldGame(game.path), lambda observation, info: next(choices, None), identity, len(actions))
+    return play(played, lambda observation, info: next(choices, None), identity, len(actions))
 
 
 def _differences(episode: ForeignEpisode, trajectory: Trajectory) -> int:

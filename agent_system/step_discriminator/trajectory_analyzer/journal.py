@@ -33,6 +33,7 @@ def job_key(job: TrajectoryJob, options: CreditOptions) -> str:
         "traj_uid": job.traj_uid,
         "task": dict(job.task),
         "success": job.success,
+        "task_score": job.task_score,
         "actions": list(job.actions),
     }
     text = json.dumps(content, sort_keys=True, ensure_ascii=True)

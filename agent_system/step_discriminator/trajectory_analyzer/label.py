@@ -3,32 +3,18 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agent_system.step_discriminator.trajectory_analyzer.adapters import EnvAdapter, RevealTest
+from agent_system.step_discriminator.trajectory_analyzer.minimal import Evolved, evolve
 from agent_system.step_discriminator.trajectory_analyzer.records import CreditOptions, CreditRecord, StepCredit
-from agent_system.step_discriminator.trajectory_analyzer.replay import (
-    Ablation,
-    OriginalRun,
-    ReplayableGame,
-    Replayer,
-    SuccessTest,
-    reported_won,
-)
+from agent_system.step_discriminator.trajectory_analyzer.replay import Ablation, OriginalRun, Replayer
 from agent_system.trajectory import Trajectory
 from verl.utils.errors import UserError
 
-__all__ = ["EnvFactory", "RevealTest", "TrajectoryJob", "label_job", "label_trajectories", "revealing_steps"]
-
-logger = logging.getLogger(__name__)
-
-EnvFactory = Callable[[Mapping[str, Any]], ReplayableGame]
-"""The `task` of a trajectory -> a game of that task; raises UserError or OSError when it cannot be built."""
-
-RevealTest = Callable[[str, str], str | None]
-"""(action, the environment's answer) -> a name for the place or page it showed, or None."""
+__all__ = ["TrajectoryJob", "label_job", "label_trajectories", "revealing_steps"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +24,8 @@ class TrajectoryJob:
     traj_uid: str
     task: Mapping[str, Any]
     success: bool
+    task_score: float | None
+    """As recorded, in [0, 1]."""
     actions: tuple[str, ...]
 
     @classmethod
@@ -46,151 +34,131 @@ class TrajectoryJob:
             traj_uid=trajectory.traj_uid,
             task=trajectory.task,
             success=trajectory.success,
+            task_score=trajectory.task_score,
             actions=tuple(step.action for step in trajectory.steps),
         )
 
+    def reached(self, threshold: float) -> bool:
+        """Whether the record counts as a success."""
+        return self.success or (self.task_score is not None and self.task_score >= threshold)
+
 
 def label_trajectories(
-    trajectories: Sequence[Trajectory],
-    env_factory: EnvFactory,
-    *,
-    options: CreditOptions | None = None,
-    reveals: RevealTest | None = None,
-    is_success: SuccessTest = reported_won,
+    trajectories: Sequence[Trajectory], adapter: EnvAdapter, *, options: CreditOptions | None = None
 ) -> list[CreditRecord]:
     """Label `trajectories` by replay, one after the other in this process.
 
     Args:
-        trajectories: any mixture of tasks.
-        env_factory: builds the game of a task.
+        trajectories: any mixture of tasks of one environment.
+        adapter: of that environment.
         options: defaults to single-step ablation without the search for an evolved trajectory.
-        reveals: tells which steps showed a new place or page; without it no step is of the kind `exploration`.
-        is_success: when an environment step counts as success.
 
     Returns:
         One record per trajectory, in the same order. A failed, not reproducible or unreadable one has a status and a
         reason instead of labels; it is never dropped.
     """
     chosen = CreditOptions(evolve=False) if options is None else options
-    return [
-        label_job(TrajectoryJob.of(item), env_factory, chosen, reveals=reveals, is_success=is_success)
-        for item in trajectories
-    ]
+    return [label_job(TrajectoryJob.of(item), adapter, chosen) for item in trajectories]
 
 
-def label_job(
-    job: TrajectoryJob,
-    env_factory: EnvFactory,
-    options: CreditOptions,
-    *,
-    reveals: RevealTest | None = None,
-    is_success: SuccessTest = reported_won,
-) -> CreditRecord:
+def label_job(job: TrajectoryJob, adapter: EnvAdapter, options: CreditOptions) -> CreditRecord:
     """Label one trajectory. A game that cannot be built becomes the status `unreadable_game` with the error's text."""
-    if not job.success and not options.label_failed:
-        return CreditRecord(job.traj_uid, "failed", label_source=options.label_source)
+    blank = CreditRecord(job.traj_uid, "failed", label_source=options.label_source)
+    recorded = job.reached(options.success_threshold)
+    if not recorded and not options.label_failed:
+        return blank
     try:
-        game = env_factory(job.task)
+        game = adapter.make_game(job.task)
     except (UserError, OSError) as error:
-        return CreditRecord(job.traj_uid, "unreadable_game", reason=str(error), label_source=options.label_source)
-    replayer = Replayer(game, job.actions, is_success)
+        return replace(blank, status="unreadable_game", reason=str(error))
+    replayer = Replayer(game, job.actions, adapter.score, options.success_threshold, adapter.state_id)
     original = replayer.original
-    if original.success != job.success:
-        replayed = "succeeded" if original.success else "did not succeed"
-        recorded = "a success" if job.success else "a failure"
-        reason = f"recorded as {recorded}, but its replay of {len(original.actions)} actions {replayed}"
-        return _with_counts(CreditRecord(job.traj_uid, "not_reproducible", reason=reason), replayer, options)
-    steps = _label_steps(replayer, reveals)
-    evolved = _evolve(replayer, steps) if options.evolve and original.success else None
-    return _with_counts(CreditRecord(job.traj_uid, "labelled", steps=steps, evolved_indices=evolved), replayer, options)
+    blank = replace(blank, succeeded=original.success, final_score=original.score)
+    if original.success != recorded:
+        said, did = ("a success", "did not succeed") if recorded else ("a failure", "succeeded")
+        reason = f"recorded as {said}, but its replay of {len(original.actions)} actions {did}"
+        return _with_counts(replace(blank, status="not_reproducible", reason=reason), replayer)
+    ablations = [replayer.without((index,)) for index in range(len(original.actions))]
+    evolved = None
+    if options.evolve and original.success:
+        evolved = evolve(replayer, joint=options.mode == "minimal")
+    steps = _label_steps(original, ablations, evolved, adapter.reveals, options)
+    kept = None if evolved is None else evolved.indices
+    return _with_counts(replace(blank, status="labelled", steps=steps, evolved_indices=kept), replayer)
 
 
-def _with_counts(record: CreditRecord, replayer: Replayer, options: CreditOptions) -> CreditRecord:
+def _with_counts(record: CreditRecord, replayer: Replayer) -> CreditRecord:
     return replace(
         record,
         replays=replayer.replays,
         env_steps_used=replayer.env_steps_used,
         env_steps_naive=replayer.env_steps_naive,
-        label_source=options.label_source,
     )
 
 
-def _label_steps(replayer: Replayer, reveals: RevealTest | None) -> tuple[StepCredit, ...]:
-    original = replayer.original
-    revealing = revealing_steps(original.actions, original.observations, original.keys, reveals)
+def _label_steps(
+    original: OriginalRun,
+    ablations: Sequence[Ablation],
+    evolved: Evolved | None,
+    reveals: RevealTest | None,
+    options: CreditOptions,
+) -> tuple[StepCredit, ...]:
+    revealing = revealing_steps(original.actions, original.observations, original.states, reveals)
+    kept = set(evolved.indices) if evolved is not None and options.mode == "minimal" else None
     steps = []
-    for index in range(len(original.actions)):
-        ablation = replayer.without(index)
+    for index, ablation in enumerate(ablations):
+        in_minimal = None if kept is None else index in kept
+        # A failed trajectory has no minimal success; its steps keep the single label.
+        chosen = in_minimal if options.label_source == "minimal" else None
+        necessary = not ablation.success if chosen is None else chosen
+        undone = ablation.rejoins if ablation.success else evolved is not None and index in evolved.undone
         steps.append(
             StepCredit(
                 step_index=index,
-                credit=0 if ablation.success else 1,
+                credit=int(necessary),
                 ablated_success=ablation.success,
                 ablated_steps=ablation.steps,
                 necessary_single=not ablation.success,
-                redundancy_kind=_kind(original, index, ablation, index in revealing) if ablation.success else None,
+                in_minimal=in_minimal,
+                redundancy_kind=None if necessary else _kind(original, index, index in revealing, undone),
             )
         )
     return tuple(steps)
 
 
 def revealing_steps(
-    actions: Sequence[str], observations: Sequence[str], keys: Sequence[str], reveals: RevealTest | None
+    actions: Sequence[str], observations: Sequence[str], states: Sequence[Hashable], reveals: RevealTest | None
 ) -> set[int]:
     """Indices of the steps that changed the state and showed a place or page for the first time in this run.
 
     Args:
         actions: T actions.
-        observations, keys: what was seen and the state key before every action and after the last, T + 1 each.
+        observations, states: what was seen and a name of the state before every action and after the last, T + 1 each.
         reveals: None = nothing counts as revealing.
     """
     if reveals is None:
         return set()
-    seen: set[str] = set()
+    seen = {reveals("", observations[0])}
     found: set[int] = set()
     for index, action in enumerate(actions):
         name = reveals(action, observations[index + 1])
         if name is None or name in seen:
             continue
         seen.add(name)
-        if keys[index] != keys[index + 1]:
+        if states[index] != states[index + 1]:
             found.add(index)
     return found
 
 
-def _kind(original: OriginalRun, index: int, ablation: Ablation, revealing: bool) -> str:
+def _kind(original: OriginalRun, index: int, revealing: bool, undone: bool) -> str:
     """Kind of a redundant step; the first that fits.
 
-    exploration: it showed something not seen before. no_effect: the state did not change. undone: without it the run
-    comes back to the original's states, so the later steps had reversed (or overwritten) what it did. other: what it
-    did stayed, and did not matter.
+    exploration: it showed something not seen before. no_effect: the state did not change. undone: without it (or
+    without it and the steps that were removed together with it) the run comes back to the states it had, so later
+    steps had reversed or overwritten what it did. other: what it did stayed, and did not matter.
     """
     if revealing:
         return "exploration"
-    if original.keys[index] == original.keys[index + 1]:
+    if original.states[index] == original.states[index + 1]:
         return "no_effect"
-    return "undone" if ablation.rejoins else "other"
-
-
-def _evolve(replayer: Replayer, steps: tuple[StepCredit, ...]) -> tuple[int, ...]:
-    """Indices of a verified success without redundant steps.
-
-    First all redundant steps at once; single-step labels are not jointly safe, so when that fails they go one at a
-    time, last first, each deletion verified together with those before it.
-    """
-    wanted = [step.step_index for step in steps if step.credit == 0]
-    kept = [step.step_index for step in steps]
-    if not wanted:
-        return tuple(kept)
-    together = [index for index in kept if steps[index].credit == 1]
-    outcome = replayer.keep(together)
-    if outcome.success:
-        return tuple(together[: outcome.steps])
-    for index in reversed(wanted):
-        if index not in kept:
-            continue
-        shorter = [other for other in kept if other != index]
-        outcome = replayer.keep(shorter)
-        if outcome.success:
-            kept = shorter[: outcome.steps]
-    return tuple(kept)
+    return "undone" if undone else "other"

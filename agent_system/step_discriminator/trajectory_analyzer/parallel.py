@@ -5,8 +5,14 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
+import shutil
+import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from verl.utils.errors import UserError
@@ -67,18 +73,41 @@ def run_jobs(
         pool.close()
 
 
+_CALL_SECONDS = 0.1
+"""Short jobs travel together, so that sending them costs little beside them: as many as take about this long."""
+
+
 class _JobActor(Generic[Job, Result]):
-    """Runs inside a Ray worker process."""
+    """Runs inside a Ray worker process. What it finished of a call is also on disk, where it outlives the process."""
 
-    def __init__(self, make_handler: Callable[[], Callable[[Job], Result]]) -> None:
+    def __init__(self, make_handler: Callable[[], Callable[[Job], Result]], log: Path) -> None:
         self._handler = make_handler()
+        self._log = log
 
-    def handle(self, job: Job) -> Result:
-        return self._handler(job)
+    def handle(self, jobs: Sequence[tuple[int, Job]]) -> tuple[list[Result], float]:
+        """Results of numbered jobs in order, and the seconds it took."""
+        started = time.monotonic()
+        results: list[Result] = []
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("wb", buffering=0) as log:
+            for index, job in jobs:
+                results.append(self._handler(job))
+                if len(jobs) > 1:
+                    log.write(pickle.dumps((index, results[-1])))
+        return results, time.monotonic() - started
+
+
+@dataclass
+class _Worker:
+    """An actor, the file of its finished results, and the jobs it is working on."""
+
+    actor: Any
+    log: Path
+    given: list[int]
 
 
 class _RayPool(Generic[Job, Result]):
-    """One job in flight per actor: a death costs exactly that job's work."""
+    """One call in flight per actor; a death costs the job that was being done."""
 
     def __init__(
         self,
@@ -100,42 +129,87 @@ class _RayPool(Generic[Job, Result]):
         self._make_handler = make_handler
         # Fractional, so that the pool also starts inside a cluster whose cores are all taken by a training run.
         self._actor_class = ray.remote(num_cpus=1 if self._owns_ray else 0.01)(_JobActor)
-        self._actors = [self._new_actor() for _ in range(workers)]
+        self._scratch = Path(tempfile.mkdtemp(prefix="jobs-"))
+        self._waiting = deque(range(len(jobs)))
+        self._lost = [0] * len(jobs)
+        self._seconds_per_job: float | None = None
+        self._workers = [self._new_worker(slot) for slot in range(workers)]
 
-    def _new_actor(self) -> Any:
-        return self._actor_class.remote(self._make_handler)
+    def _new_worker(self, slot: int) -> _Worker:
+        log = self._scratch / str(slot)
+        return _Worker(self._actor_class.remote(self._make_handler, log), log, [])
 
     def run(self) -> Iterator[tuple[int, Result]]:
-        waiting = deque(range(len(self._jobs)))
-        lost = [0] * len(self._jobs)
-        in_flight: dict[Any, tuple[int, int]] = {}
-        idle = deque(range(len(self._actors)))
-        while waiting or in_flight:
-            while waiting and idle:
-                slot, index = idle.popleft(), waiting.popleft()
-                in_flight[self._actors[slot].handle.remote(self._jobs[index])] = (slot, index)
+        in_flight = {self._give(worker): slot for slot, worker in enumerate(self._workers)}
+        while in_flight:
             ready, _ = self._ray.wait(list(in_flight), num_returns=1)
-            slot, index = in_flight.pop(ready[0])
-            try:
-                result = self._ray.get(ready[0])
-            except self._ray.exceptions.RayTaskError as error:
-                # The handler's own exception, as it would be without workers.
-                raise error.cause from error
-            except self._ray.exceptions.RayActorError as error:
-                lost[index] += 1
-                name = self._describe(self._jobs[index])
-                if lost[index] > self._retries:
-                    raise WorkerLostError(f"{name}: {lost[index]} workers died on it, giving up.") from error
-                logger.warning("%s: its worker died, trying again on a fresh one (%d)", name, lost[index])
-                self._actors[slot] = self._new_actor()
-                waiting.appendleft(index)
-                idle.append(slot)
-                continue
-            idle.append(slot)
-            yield index, result
+            slot = in_flight.pop(ready[0])
+            worker = self._workers[slot]
+            results, died = self._collect(worker, ready[0])
+            done, rest = worker.given[: len(results)], worker.given[len(results) :]
+            if died is not None:
+                yield from zip(done, results)
+                done = []
+                self._note_death(rest[0], died)
+                self._waiting.extendleft(reversed(rest))
+                self._workers[slot] = worker = self._new_worker(slot)
+            if self._waiting:
+                in_flight[self._give(worker)] = slot
+            yield from zip(done, results)
+
+    def _give(self, worker: _Worker) -> Any:
+        """Send an idle worker its next jobs: few enough that none is left to itself in the end."""
+        size = 1
+        if self._seconds_per_job is not None:
+            share = len(self._waiting) // (2 * len(self._workers))
+            size = max(1, min(int(_CALL_SECONDS / max(self._seconds_per_job, 1e-6)), share))
+        worker.given = [self._waiting.popleft() for _ in range(min(size, len(self._waiting)))]
+        return worker.actor.handle.remote([(index, self._jobs[index]) for index in worker.given])
+
+    def _collect(self, worker: _Worker, answer: Any) -> tuple[list[Result], Exception | None]:
+        """(results of the first jobs given, why the worker died before the rest)."""
+        try:
+            results, seconds = self._ray.get(answer)
+        except self._ray.exceptions.RayTaskError as error:
+            # The handler's own exception, as it would be without workers.
+            raise error.cause from error
+        except self._ray.exceptions.RayActorError as error:
+            # Never all of them: a worker that finished its last job may have died before it could say so.
+            return _read_log(worker.log, worker.given[:-1]), error
+        self._seconds_per_job = seconds / len(results)
+        return results, None
+
+    def _note_death(self, index: int, error: Exception) -> None:
+        self._lost[index] += 1
+        name = self._describe(self._jobs[index])
+        if self._lost[index] > self._retries:
+            raise WorkerLostError(f"{name}: {self._lost[index]} workers died on it, giving up.") from error
+        logger.warning("%s: its worker died, trying again on a fresh one (%d)", name, self._lost[index])
 
     def close(self) -> None:
-        for actor in self._actors:
-            self._ray.kill(actor)
+        for worker in self._workers:
+            self._ray.kill(worker.actor)
         if self._owns_ray:
             self._ray.shutdown()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _read_log(path: Path, given: Sequence[int]) -> list[Any]:
+    """Results of the first of the jobs `given` that a dead worker had finished; none when it ran on another machine.
+
+    Whatever else the file holds is of an earlier call.
+    """
+    results: list[Any] = []
+    if not path.is_file():
+        return results
+    with path.open("rb") as log:
+        for index in given:
+            try:
+                finished, result = pickle.load(log)
+            except (EOFError, pickle.UnpicklingError):
+                # The end, or a result that was being written.
+                break
+            if finished != index:
+                break
+            results.append(result)
+    return results

@@ -12,17 +12,21 @@ from verl.utils.errors import UserError
 __all__ = [
     "ANALYSIS_VERSION",
     "KINDS",
+    "MODES",
     "STATUSES",
     "CreditOptions",
     "CreditRecord",
     "StepCredit",
 ]
 
-ANALYSIS_VERSION = 1
+ANALYSIS_VERSION = 2
 """Raised whenever the same trajectory could get other labels or other fields; part of every journal key."""
 
 KINDS = ("exploration", "no_effect", "undone", "other")
 """Kinds of redundant steps, in the order in which they are tried."""
+
+MODES = ("single", "minimal")
+"""Values of `mode` and of `label_source`."""
 
 STATUSES = ("labelled", "failed", "not_reproducible", "unreadable_game")
 
@@ -32,19 +36,29 @@ class CreditOptions:
     """Choices of one analysis that change its result."""
 
     mode: str = "single"
-    """`single`: every step is deleted alone."""
+    """`single`: every step is deleted alone. `minimal`: also look for the shortest success that greedy removal of
+    steps and pairs of steps finds (`in_minimal`)."""
     label_source: str = "single"
-    """Which label becomes `credit`; `single` is the only one that `mode=single` produces."""
+    """Which label becomes `credit`: `single` = `necessary_single`, `minimal` = `in_minimal` (needs `mode=minimal`)."""
     label_failed: bool = False
     """Label failed trajectories by the same rule too: there a redundant step is one whose removal would have won."""
     evolve: bool = True
-    """Also look for a verified success without the redundant steps (`evolved_indices`)."""
+    """With `mode=single`, also look for a verified success without redundant single steps (`evolved_indices`)."""
+    success_threshold: float = 1.0
+    """Score in (0, 1] from which on a trajectory counts as a success. Below 1, redundant means that the final score
+    does not fall below the whole trajectory's."""
 
     def __post_init__(self) -> None:
         for name in ("mode", "label_source"):
             value = getattr(self, name)
-            if value != "single":
-                raise UserError(f"{name}={value}: this version knows single-step ablation only; set {name}=single.")
+            if value not in MODES:
+                raise UserError(f"{name}={value}: must be one of {', '.join(MODES)}.")
+        if self.label_source == "minimal" and self.mode != "minimal":
+            raise UserError("label_source=minimal needs the labels of mode=minimal; set mode=minimal too.")
+        if self.mode == "minimal" and not self.evolve:
+            raise UserError("mode=minimal is the search for an evolved trajectory; it cannot be switched off there.")
+        if not 0.0 < self.success_threshold <= 1.0:
+            raise UserError(f"success_threshold={self.success_threshold}: must be above 0 and at most 1.")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -64,7 +78,7 @@ class StepCredit:
     """Actions of the shortened replay up to its first success, or up to its end when it has none."""
     necessary_single: bool
     in_minimal: bool | None = None
-    """Only set by `mode=minimal`."""
+    """The step is kept in `evolved_indices`. Only known with `mode=minimal`, and only for a success."""
     redundancy_kind: str | None = None
     """One of KINDS for a redundant step, None for a necessary one."""
 
@@ -77,6 +91,10 @@ class CreditRecord:
     status: str
     """One of STATUSES; only `labelled` has steps."""
     reason: str | None = None
+    succeeded: bool = False
+    """The replay reached `success_threshold`; its last step is the first that did."""
+    final_score: float | None = None
+    """Score of the replay's last step, in [0, 1]; None without a replay."""
     steps: tuple[StepCredit, ...] = ()
     """One entry per action up to the first success (`num_steps` of them)."""
     evolved_indices: tuple[int, ...] | None = None

@@ -72,6 +72,7 @@ def write_credit(path: Path, trajectories: Sequence[Trajectory], credits: Sequen
         CreditRecord(
             trajectory.traj_uid,
             "labelled",
+            succeeded=trajectory.success,
             steps=tuple(
                 StepCredit(i, credit, credit == 0, 1, credit == 1, None, None if credit else "other")
                 for i, credit in enumerate(row)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,10 @@ from agent_system.step_discriminator.trajectory_analyzer import (
     get_adapter,
     label_trajectories,
     load_credit_analysis,
+    report,
 )
-from agent_system.step_discriminator.trajectory_analyzer.adapters import alfworld_reveals
-from agent_system.step_discriminator.trajectory_analyzer.episodes import Choice, EpisodeIdentity, play_alfworld
+from agent_system.step_discriminator.trajectory_analyzer.episodes import Choice, EpisodeIdentity, play
+from agent_system.step_discriminator.trajectory_analyzer.expert_sources import AlfworldExperts, ExpertTask
 from agent_system.step_discriminator.trajectory_analyzer.replay import replay_naively
 from agent_system.trajectory import load_trajectories, save_trajectories
 from verl.utils.errors import UserError
@@ -44,7 +46,8 @@ def data_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def explorer_trajectories(data_dir):
-    return collect.collect(data_dir, "train", 24, collect.CollectOptions(detour_rate=0.4, error_rate=0.1, seed=1))
+    options = collect.CollectOptions(detour_rate=0.4, error_rate=0.1, seed=1)
+    return collect.collect(AlfworldExperts(data_dir), "train", 24, options)
 
 
 def real_trajectory(detour_rate: float, seed: int):
@@ -52,8 +55,9 @@ def real_trajectory(detour_rate: float, seed: int):
     if not SHARED.is_dir():
         pytest.skip(f"{SHARED} is not there")
     gamefile = next((SHARED / REAL).glob("*/game.tw-pddl")).relative_to(SHARED).as_posix()
-    job = collect.EpisodeJob(gamefile, "", "pick_heat_then_place_in_recep", 0)
-    return collect.play_episode(job, SHARED, collect.CollectOptions(detour_rate=detour_rate, seed=seed, max_steps=200))
+    job = collect.EpisodeJob(ExpertTask(gamefile, {"gamefile": gamefile}), 0)
+    source = AlfworldExperts(SHARED)
+    return collect.play_episode(job, source, collect.CollectOptions(detour_rate=detour_rate, seed=seed, max_steps=200))
 
 
 def naive_labels(game, actions):
@@ -70,8 +74,9 @@ def check(record, game, actions) -> None:
 
 
 def test_explorer_labels_equal_naive_replay(data_dir, explorer_trajectories):
-    factory = get_adapter("alfworld/AlfredTWEnv", data_dir).make_game
-    records = label_trajectories(explorer_trajectories, factory, options=CreditOptions(), reveals=alfworld_reveals)
+    adapter = get_adapter("alfworld/AlfredTWEnv", data_dir)
+    factory = adapter.make_game
+    records = label_trajectories(explorer_trajectories, adapter, options=CreditOptions())
     won = [(t, r) for t, r in zip(explorer_trajectories, records) if t.success]
     assert len(won) >= 18
     for trajectory, record in won:
@@ -83,6 +88,40 @@ def test_explorer_labels_equal_naive_replay(data_dir, explorer_trajectories):
         assert record.env_steps_used < record.env_steps_naive
     kinds = {kind for _, record in won for kind, count in record.kinds().items() if count}
     assert {"exploration", "no_effect", "undone"} <= kinds
+
+
+def test_minimal_successes_cannot_be_shortened_by_hand(data_dir, explorer_trajectories):
+    """No step and no pair of steps can go, tried by naive replay; the evolved length is at most the single-step one."""
+    adapter = get_adapter("alfworld", data_dir)
+    won = [item for item in explorer_trajectories if item.success][:8]
+    single = label_trajectories(won, adapter, options=CreditOptions())
+    minimal = label_trajectories(won, adapter, options=CreditOptions(mode="minimal", label_source="minimal"))
+    for trajectory, ours, shorter in zip(won, single, minimal):
+        assert [step.necessary_single for step in ours.steps] == [step.necessary_single for step in shorter.steps]
+        assert [index for index, step in enumerate(shorter.steps) if step.credit] == list(shorter.evolved_indices)
+        assert len(shorter.evolved_indices) <= len(ours.evolved_indices) <= ours.num_steps - (ours.num_redundant > 0)
+        kept = [trajectory.steps[index].action for index in shorter.evolved_indices]
+        game = adapter.make_game(trajectory.task)
+        assert replay_naively(game, kept) == (True, len(kept))
+        for removed in [*((i,) for i in range(len(kept))), *combinations(range(len(kept)), 2)]:
+            assert not replay_naively(game, [a for i, a in enumerate(kept) if i not in removed])[0]
+
+
+def test_state_id_separates_what_state_key_separates(data_dir):
+    """Over random walks that come back to old states by other ways."""
+    from agent_system.environments.env_package.alfworld import AlfworldGame, load_manifest
+
+    rng = np.random.default_rng(0)
+    for entry in load_manifest(data_dir, "train").games[:4]:
+        game = AlfworldGame(data_dir / entry.path)
+        pairs = set()
+        for _ in range(4):
+            _, info = game.reset()
+            for _ in range(60):
+                pairs.add((game.state_key, game.state_id))
+                commands = [c for c in info["admissible_commands"] if not c.startswith("go to") or rng.random() < 0.2]
+                info = game.step(commands[int(rng.integers(len(commands)))])[3]
+        assert len({key for key, _ in pairs}) == len({identity for _, identity in pairs}) == len(pairs) > 20
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -106,13 +145,14 @@ def test_random_walks_over_all_games_equal_naive_replay(data_dir, seed):
                 commands = [command for command in commands if not command.startswith("go to")]
             return Choice(commands[int(rng.integers(len(commands)))])
 
-        identity = EpisodeIdentity(entry.path, entry.path, entry.path, entry.sha256, entry.task_type, {})
-        trajectory = play_alfworld(game, act, identity, 40)
+        identity = EpisodeIdentity(entry.path, entry.path, "alfworld", {"gamefile": entry.path}, {})
+        trajectory = play(game, act, identity, 40)
         won += trajectory.success
         replayer = Replayer(game, [step.action for step in trajectory.steps])
         assert replayer.original.success == trajectory.success
         actions = list(replayer.original.actions)
-        assert [(a.success, a.steps) for a in map(replayer.without, range(len(actions)))] == naive_labels(game, actions)
+        ablations = [replayer.without((index,)) for index in range(len(actions))]
+        assert [(item.success, item.steps) for item in ablations] == naive_labels(game, actions)
         assert replayer.env_steps_used <= replayer.env_steps_naive
     assert 0 < won < 12
 
@@ -120,12 +160,10 @@ def test_random_walks_over_all_games_equal_naive_replay(data_dir, seed):
 def test_real_game_labels_equal_naive_replay():
     trajectory = real_trajectory(0.4, 0)
     assert trajectory.success and any(step.expert_kind == "detour" for step in trajectory.steps)
-    factory = get_adapter("alfworld", SHARED).make_game
-    task = {"gamefile": trajectory.task["gamefile"]}
-    trajectory.task.pop("sha256")
-    record = label_trajectories([trajectory], factory)[0]
+    adapter = get_adapter("alfworld", SHARED)
+    record = label_trajectories([trajectory], adapter)[0]
     assert 0 < record.num_redundant < record.num_steps
-    check(record, factory(task), [step.action for step in trajectory.steps])
+    check(record, adapter.make_game(trajectory.task), [step.action for step in trajectory.steps])
 
 
 class StockGame:
@@ -158,8 +196,7 @@ def test_real_game_labels_equal_naive_replay_on_the_stock_engine(monkeypatch):
         (item for item in episodes if item.success and any(step.expert_kind == "detour" for step in item.steps)),
         key=lambda item: len(item.steps),
     )
-    trajectory.task.pop("sha256")
-    record = label_trajectories([trajectory], get_adapter("alfworld", SHARED).make_game)[0]
+    record = label_trajectories([trajectory], get_adapter("alfworld", SHARED))[0]
     assert record.num_redundant > 0
     actions = [step.action for step in trajectory.steps]
     check(record, StockGame(SHARED / trajectory.task["gamefile"]), actions)
@@ -167,9 +204,9 @@ def test_real_game_labels_equal_naive_replay_on_the_stock_engine(monkeypatch):
 
 def test_collecting_does_not_depend_on_workers_and_seeds_differ(data_dir, explorer_trajectories, ray_session):
     options = collect.CollectOptions(detour_rate=0.4, error_rate=0.1, seed=1)
-    again = collect.collect(data_dir, "train", 24, options, workers=2)
+    again = collect.collect(AlfworldExperts(data_dir), "train", 24, options, workers=2)
     assert [item.to_line() for item in again] == [item.to_line() for item in explorer_trajectories]
-    other = collect.collect(data_dir, "train", 12, collect.CollectOptions(detour_rate=0.4, seed=2))
+    other = collect.collect(AlfworldExperts(data_dir), "train", 12, collect.CollectOptions(detour_rate=0.4, seed=2))
     actions = [[[step.action for step in item.steps] for item in group] for group in (again[:12], other)]
     assert actions[0] != actions[1]
 
@@ -192,7 +229,7 @@ def test_collected_records_are_whole(data_dir, explorer_trajectories, tmp_path):
 
 def test_rates_are_checked(data_dir):
     with pytest.raises(UserError, match=r"--detour-rate 1\.5"):
-        collect.collect(data_dir, "train", 1, collect.CollectOptions(detour_rate=1.5))
+        collect.collect(AlfworldExperts(data_dir), "train", 1, collect.CollectOptions(detour_rate=1.5))
 
 
 def test_missing_and_changed_games_have_clear_messages(data_dir, explorer_trajectories, tmp_path, capsys):
@@ -219,7 +256,7 @@ def test_unreadable_game_file_is_reported(data_dir, explorer_trajectories, tmp_p
     game.parent.mkdir(parents=True)
     game.write_text('{"pddl_domain": "cut sh')
     trajectory.task.update(sha256=None)
-    record = label_trajectories([trajectory], get_adapter("alfworld", tmp_path).make_game)[0]
+    record = label_trajectories([trajectory], get_adapter("alfworld", tmp_path))[0]
     assert record.status == "unreadable_game" and str(game) in record.reason
 
 
@@ -235,7 +272,8 @@ def test_script_collects_analyses_and_reports(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "task type" in done.stdout and "exploration" in done.stdout
     out = tmp_path / "out one"
-    names = {"trajectories.jsonl", "credit_report.md", "credit_summary.csv", analyze.ANALYSIS_FILE, analyze.TIMING_FILE}
+    names = {"trajectories.jsonl", analyze.ANALYSIS_FILE, analyze.SUMMARY_FILE, analyze.TIMING_FILE}
+    names |= {report.REPORT_FILE, report.PLOT_FILE}
     assert {path.name for path in out.iterdir()} == names
     (tmp_path / "t.jsonl").write_bytes((out / "trajectories.jsonl").read_bytes())
     again = run("TRAJECTORIES=t.jsonl", "DATA_DIR=games", "OUT_DIR=two")

@@ -10,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +19,12 @@ import pytest
 import toy_credit_game
 from toy_credit_game import ToyGame, toy_reveals, toy_trajectories, toy_trajectory
 
-from agent_system.step_discriminator.trajectory_analyzer import EnvAdapter, load_credit_analysis, register_adapter
+from agent_system.step_discriminator.trajectory_analyzer import (
+    EnvAdapter,
+    load_credit_analysis,
+    register_adapter,
+    report,
+)
 from agent_system.step_discriminator.trajectory_analyzer import analyze as program
 from agent_system.step_discriminator.trajectory_analyzer.parallel import WorkerLostError, run_jobs
 from agent_system.trajectory import save_trajectories
@@ -54,7 +61,7 @@ def test_document_has_all_fields_and_adds_up(source, tmp_path):
     assert counts["trajectories"] == 40 == counts["labelled"] + counts["failed"]
     assert 10 < counts["labelled"] == len(items)
     assert [item["status"] for item in document["excluded"]] == ["failed"] * counts["failed"]
-    assert header["versions"] == {"toy": "1"} and header["env_names"] == ["toy/Boxes"]
+    assert header["versions"] == {"toy": "1"} and header["env_names"] == ["toy"]
     assert header["options"]["mode"] == "single" and header["options"]["label_source"] == "single"
     assert header["env_steps_used"] == sum(item["env_steps_used"] for item in items) < header["env_steps_naive"]
     assert counts["steps"] == sum(len(item["steps"]) for item in items)
@@ -69,6 +76,57 @@ def test_document_has_all_fields_and_adds_up(source, tmp_path):
         )
         assert set(item) >= {"schema_version", "traj_uid", "task", "policy", "evolved_indices", "final_observation"}
         assert set(item["steps"][0]) >= {"observation", "action", "admissible_actions", "state_key", "ablated_steps"}
+
+
+def test_minimal_mode_keeps_both_labels_and_credit_follows_the_source(source, tmp_path):
+    documents = {}
+    for name, label_source in (("by_single", "single"), ("by_minimal", "minimal")):
+        options = ["--mode", "minimal", "--label-source", label_source, "--quiet"]
+        assert run_main(source, "--out-dir", tmp_path / name, *options) == 0
+        documents[name] = load_credit_analysis(tmp_path / name / program.ANALYSIS_FILE)
+        assert documents[name]["header"]["options"]["label_source"] == label_source
+    for name, field in (("by_single", "necessary_single"), ("by_minimal", "in_minimal")):
+        for item in documents[name]["trajectories"]:
+            assert [step["credit"] for step in item["steps"]] == [int(step[field]) for step in item["steps"]]
+            kept = [step["step_index"] for step in item["steps"] if step["in_minimal"]]
+            assert kept == item["evolved_indices"] and item["succeeded"] and item["final_score"] == 1.0
+    pairs = zip(*(documents[name]["trajectories"] for name in documents))
+    assert any(left["redundancy"] != right["redundancy"] for left, right in pairs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--label-source", "minimal"], "error: label_source=minimal needs"),
+        (["--mode", "minimal", "--no-evolve"], "error: mode=minimal"),
+        (["--success-threshold", "0"], "error: success_threshold=0.0"),
+        (["--workers", "-1"], "error: --workers -1"),
+    ],
+)
+def test_options_that_cannot_work_are_one_line(options, message, source, tmp_path, capsys):
+    assert run_main(source, "--out-dir", tmp_path / "out", *options) == 2
+    assert capsys.readouterr().err.startswith(message) and not (tmp_path / "out").exists()
+
+
+def test_report_has_a_table_and_a_plot(source, tmp_path, capsys):
+    out = tmp_path / "out"
+    analyze(source, out, options=program.CreditOptions(mode="minimal"))
+    assert report.main([str(out / program.ANALYSIS_FILE)]) == 0
+    text = (out / report.REPORT_FILE).read_text()
+    assert "| put |" in text and "| all |" in text and f"({report.PLOT_FILE})" in text and "mode `minimal`" in text
+    picture = (out / report.PLOT_FILE).read_bytes()
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n" and len(picture) > 5000
+    again = report.plot_lengths(load_credit_analysis(out / program.ANALYSIS_FILE)["trajectories"])
+    assert again == picture
+    assert "put" in capsys.readouterr().out
+
+
+def test_report_without_evolved_trajectories_has_no_plot(source, tmp_path, capsys):
+    out = tmp_path / "out"
+    analyze(source, out, options=program.CreditOptions(evolve=False))
+    assert report.main([str(out / program.ANALYSIS_FILE)]) == 0
+    assert "no plot" in capsys.readouterr().err and not (out / report.PLOT_FILE).exists()
+    assert report.main([str(tmp_path / "nothing.json")]) == 2
 
 
 def test_summary_csv(source, tmp_path):
@@ -135,6 +193,46 @@ def test_killed_analysis_continues_and_ends_with_the_same_bytes(source, tmp_path
     assert result.resumed >= 12
     assert output_bytes(out) == output_bytes(tmp_path / "straight")
     assert not (out / program.JOURNAL_FILE).exists()
+
+
+SLOW_TOY = """
+import time
+from agent_system.step_discriminator.trajectory_analyzer import EnvAdapter, register_adapter
+from toy_credit_game import ToyGame, toy_reveals
+
+def slow(task):
+    time.sleep(0.03)
+    return ToyGame(task)
+
+register_adapter("toy", lambda data_dir: EnvAdapter(make_game=slow, reveals=toy_reveals))
+"""
+
+
+def test_program_killed_from_outside_continues_and_ends_with_the_same_bytes(source, tmp_path):
+    (tmp_path / "slow_toy.py").write_text(SLOW_TOY)
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", program.__name__, str(source), "--out-dir", str(out), "--quiet"]
+    command += ["--import", "slow_toy", "--mode", "minimal"]
+    paths = os.pathsep.join(map(str, (tmp_path, HERE, ROOT)))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    journal = out / program.JOURNAL_FILE
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
+        deadline = time.monotonic() + 60
+        while not (journal.is_file() and journal.read_bytes().count(b"\n") >= 5):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.005)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL and not (out / program.ANALYSIS_FILE).exists()
+    # As if the kill had come while a file was being written.
+    (out / f".{program.ANALYSIS_FILE}.tmp-{process.pid}-abcd_123").write_text("half")
+    again = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    assert "continuing an interrupted analysis" in again.stderr
+    command[command.index(str(out))] = str(tmp_path / "straight")
+    assert subprocess.run(command, cwd=tmp_path, env=environment, timeout=120).returncode == 0
+    assert output_bytes(out) == output_bytes(tmp_path / "straight")
+    names = {program.ANALYSIS_FILE, program.SUMMARY_FILE, program.TIMING_FILE}
+    assert {path.name for path in out.iterdir()} == names
 
 
 def test_journal_of_other_options_or_input_is_not_used(source, tmp_path):
@@ -255,6 +353,26 @@ def test_a_dead_worker_costs_only_its_current_job(tmp_path, ray_session):
     ray_session_pickles_toys()
     results = dict(run_jobs(range(8), partial(partial, _dies_once, tmp_path), workers=2))
     assert results == {job: job * job for job in range(8)}
+
+
+def _logs_and_dies_once(folder: Path, job: int) -> int:
+    """Every run of a job leaves a line; job 150 and job 151 kill their worker the first time."""
+    with (folder / f"runs-{os.getpid()}").open("a") as log:
+        log.write(f"{job}\n")
+    marker = folder / f"died-{job}"
+    if job in (150, 151) and not marker.exists():
+        marker.touch()
+        os._exit(1)
+    return job * job
+
+
+def test_a_death_costs_only_the_current_one_of_many_short_jobs(tmp_path, ray_session):
+    """Short jobs are sent in bundles; those of a bundle that were done are not done again."""
+    ray_session_pickles_toys()
+    results = dict(run_jobs(range(300), partial(partial, _logs_and_dies_once, tmp_path), workers=2))
+    assert results == {job: job * job for job in range(300)}
+    lines = [line for path in tmp_path.glob("runs-*") for line in path.read_text().split()]
+    assert Counter(map(int, lines)) == {**dict.fromkeys(range(300), 1), 150: 2, 151: 2}
 
 
 def _raises(job: int) -> int:

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agent_system.step_discriminator.discriminator import DiscriminatorConfig, DiscriminatorScorer
 from agent_system.step_discriminator.discriminator_trainer import evaluate, prepare
 from agent_system.step_discriminator.discriminator_trainer.finish import finish, newest_checkpoint
+from agent_system.step_discriminator.discriminator_trainer.finish import main as finish_program
 from agent_system.step_discriminator.discriminator_trainer.metrics import (
     auroc,
     binary_metrics,
@@ -121,7 +122,7 @@ def test_online_rows_are_the_files_rows(tiny_model_dir: Path, tmp_path: Path) ->
     credit = write_credit(tmp_path / "credit.json", trajectories, credits)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
     prepare.prepare([credit], tmp_path, tokenizer, max_length=900, val_share=0.25)
-    stored = SFTDataset(tmp_path / "train.parquet", tokenizer, max_length=900, weight_key="weight").rows
+    stored = SFTDataset(tmp_path / "train.parquet", tokenizer, {"max_length": 900, "weight_key": "weight"}).rows
     frame = pd.read_parquet(tmp_path / "train.parquet")
     online = rows_to_tokens(
         [
@@ -132,7 +133,7 @@ def test_online_rows_are_the_files_rows(tiny_model_dir: Path, tmp_path: Path) ->
         900,
     )
     assert np.array_equal(stored.tokens, online.tokens)
-    assert np.array_equal(stored.prompt_lengths, online.prompt_lengths)
+    assert np.array_equal(stored.targets, online.targets)
 
 
 def test_prepare_counts_what_it_leaves_out(tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -251,6 +252,66 @@ def test_training_end_to_end(start_model: Path, tmp_path: Path) -> None:
     for trajectory, values in zip(chosen, scorer.score(chosen)):
         for step, value in enumerate(values[:-1]):
             assert value == pytest.approx(by_row[trajectory.traj_uid, step], abs=1e-5)
+
+
+def _minimal_credit(path: Path) -> list[bool]:
+    """An analysis with both labels: two successes of two tasks in which the last but one is in no minimal success."""
+    trajectories, credits = learnable_episodes(2)
+    write_credit(path, trajectories, credits)
+    document = json.loads(path.read_text())
+    labels = []
+    for item in document["trajectories"]:
+        for step in item["steps"]:
+            step["in_minimal"] = step["step_index"] != len(item["steps"]) - 2
+        labels += [step["in_minimal"] for step in item["steps"][:-1]]
+    document["header"]["options"].update(mode="minimal", label_source="minimal")
+    path.write_text(json.dumps(document))
+    return labels
+
+
+def test_label_source_chooses_the_label(start_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "credit.json"
+    minimal = _minimal_credit(path)
+    tokenizer = AutoTokenizer.from_pretrained(start_model)
+    labels = {}
+    for source in (None, "single", "minimal"):
+        made = prepare.prepare([path], tmp_path / "d", tokenizer, max_length=900, val_share=0.5, label_source=source)
+        assert made.report["label_source"] == (source or "minimal")
+        frame = pd.concat([pd.read_parquet(tmp_path / "d" / f"{name}.parquet") for name in ("train", "val")])
+        labels[source] = frame.sort_values(["traj_uid", "step_index"])["label"].tolist()
+    assert labels[None] == labels["minimal"] == list(map(int, minimal)) != labels["single"]
+
+
+def test_label_sources_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    _minimal_credit(tmp_path / "minimal.json")
+    single = write_credit(tmp_path / "single.json", *learnable_episodes(2))
+    with pytest.raises(UserError, match=r"different labels \(minimal, single\); choose with --label-source"):
+        prepare.read_episodes([tmp_path / "minimal.json", single])
+    episodes, _, source = prepare.read_episodes([tmp_path / "minimal.json", single], "single")
+    assert source == "single" and len(episodes) == 4
+    with pytest.raises(UserError, match=r"single.json, trajectory 0: has no minimal labels; analyse with --mode min"):
+        prepare.read_episodes([single], "minimal")
+
+
+def test_finish_takes_the_length_the_rows_were_made_for(
+    start_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    credit = write_credit(tmp_path / "credit.json", *learnable_episodes(2))
+    prepare.prepare([credit], tmp_path / "data", AutoTokenizer.from_pretrained(start_model), max_length=321)
+    run = tmp_path / "sft"
+    run.mkdir()
+    (run / "global_step_1").symlink_to(start_model)
+    arguments = ["--sft", str(run), "--out", str(tmp_path / "model")]
+    cases = {
+        "--data (or --max-length) is missing": [],
+        "--max-length 500: prepare made the rows": ["--data", str(tmp_path / "data"), "--max-length", "500"],
+        "cannot read": ["--data", str(tmp_path / "nowhere")],
+    }
+    for message, options in cases.items():
+        assert finish_program([*arguments, *options]) == 2
+        assert message in capsys.readouterr().err and not (tmp_path / "model").exists()
+    assert finish_program([*arguments, "--data", str(tmp_path / "data")]) == 0
+    assert DiscriminatorConfig.load(tmp_path / "model").max_length == 321
 
 
 def test_finish_replaces_only_discriminators(start_model: Path, tmp_path: Path) -> None:

@@ -88,6 +88,24 @@ def test_sharegpt_with_old_verbs(keys, data_dir, episodes, tmp_path, capsys):
     assert f"{moves} old verbs" in (text := capsys.readouterr().out) and "0 observations differ" in text
 
 
+@pytest.mark.parametrize("in_turns", [True, False])
+def test_worked_examples_before_the_episode_are_not_the_episode(in_turns, data_dir, episodes, tmp_path):
+    (example, tried, _), (opening, actions, answers) = episodes[:2]
+    turns = [("human", f"Interact with a household. {'' if in_turns else f'An example: {example} > {tried[0]} '}\n")]
+    if in_turns:
+        turns += [("human", example), ("gpt", f"Thought: an example. Action: {tried[0]}"), ("human", "You arrive.")]
+        turns.append(("human", opening))
+    else:
+        turns[0] = ("human", f"{turns[0][1]}Now it is your turn. {opening}")
+    for action, answer in zip(actions, answers):
+        turns += [("gpt", f"Thought: I must.\nAction: {action}"), ("human", answer)]
+    log = tmp_path / "log.json"
+    log.write_text(json.dumps([{"id": "eto", "conversations": [{"from": who, "value": said} for who, said in turns]}]))
+    assert run(data_dir, log, "--format", "sharegpt", "--out", tmp_path / "t.jsonl") == 0
+    (loaded,), _ = load_trajectories(tmp_path / "t.jsonl")
+    assert loaded.success and [step.action for step in loaded.steps] == actions
+
+
 def test_unknown_room_and_broken_items_are_named(data_dir, episodes, tmp_path, capsys):
     opening, actions, _ = episodes[0]
     good = [{"from": "human", "value": opening}, *({"from": "gpt", "value": f"Action: {a}"} for a in actions)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -74,6 +74,55 @@ ACTIONS = (
 
 def toy_reveals(action: str, observation: str) -> str | None:
     return action if action.startswith(("go", "open")) and observation != "Nothing happens." else None
+
+
+class ToyShop:
+    """Two items; buying ends the episode with a score: 0.5 for b, 0.2 more with its option, 0.3 with a bag; 0.2 for a.
+
+    Only `click` shows pages; `note` changes nothing at all.
+    """
+
+    SCORES: ClassVar = {"a": 0.2, "b": 0.5}
+
+    def __init__(self, task: Mapping[str, Any] | None = None) -> None:
+        self.reset()
+
+    def reset(self) -> tuple[str, dict[str, Any]]:
+        self.page, self.option, self.bag, self.score = "search", False, False, 0.0
+        return "page search", {"won": False, "task_score": 0.0}
+
+    @property
+    def state_key(self) -> str:
+        return f"{self.page}/{self.option}/{self.bag}/{self.score}"
+
+    def snapshot(self) -> object:
+        return self.page, self.option, self.bag, self.score
+
+    def restore(self, snapshot: Any) -> None:
+        self.page, self.option, self.bag, self.score = snapshot
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        if action in ("click a", "click b") and self.page == "search":
+            self.page, self.option = action[-1], False
+        elif action == "click back" and self.page in self.SCORES:
+            self.page = "search"
+        elif action == "option" and self.page == "b":
+            self.option = True
+        elif action == "bag":
+            self.bag = not self.bag
+        elif action == "buy" and self.page in self.SCORES:
+            self.score = self.SCORES[self.page] + 0.2 * self.option + 0.3 * self.bag
+            self.page = "sold"
+        done = self.page == "sold"
+        won = self.score >= 1.0
+        return f"page {self.page}", 10.0 * won, done, {"won": won, "task_score": self.score}
+
+
+SHOP_ACTIONS = ["click a", "click b", "click back", "option", "bag", "buy", "note"]
+
+
+def shop_score(reward: float, done: bool, info: Mapping[str, Any]) -> float:
+    return float(info["task_score"])
 
 
 def toy_trajectory(actions: list[str], *, uid: str = "t0", success: bool | None = None, **task: Any) -> Trajectory:
