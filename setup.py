@@ -30,7 +30,7 @@ setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.10,<3.13",
+    python_requires=">=3.11,<3.13",
     packages=find_packages(
         include=[f"{top}{rest}" for top in ("verl", "agent_system", "recipe", "examples") for rest in ("", ".*")]
     ),
@@ -40,6 +40,7 @@ setup(
         "vllm": ["vllm>=0.8.5"],
         "gpu": ["flash-attn>=2.7.4", "liger-kernel>=0.5"],
         "trackers": ["wandb>=0.18"],
+        "webshop": ["spacy>=3.7"],
         "dev": ["pytest>=8", "hypothesis>=6.100", "ruff>=0.9", "mypy>=1.13"],
     },
 )
