@@ -6,7 +6,6 @@ Between calls its weights and optimizer state are in host memory; a call brings 
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ from verl.utils.dataset.sft_dataset import pad_id
 from verl.utils.device import resolve_device
 from verl.utils.distributed import initialize_process_group
 from verl.utils.fsdp_utils import (
-    clip_grad_norm,
+    finite_step,
     load_fsdp_model_to_gpu,
     load_fsdp_optimizer,
     offload_fsdp_model_to_cpu,
@@ -46,8 +45,6 @@ from verl.utils.tokenizer import hf_tokenizer
 from verl.workers.model_builder import build_model, build_optimizer
 
 __all__ = ["DISCRIMINATOR_PATH_KEY", "DiscriminatorWorker"]
-
-logger = logging.getLogger(__name__)
 
 DISCRIMINATOR_PATH_KEY = "traj_evolve.discriminator_model_path"
 _MAX_GRAD_NORM = 1.0
@@ -219,7 +216,8 @@ class DiscriminatorWorker(Worker):
                         group=dist.group.WORLD,
                     )
                     losses.append(stats.loss)
-                    skipped += not self._step()
+                    norm = finite_step(self.model, [self.optimizer], _MAX_GRAD_NORM)
+                    skipped += not math.isfinite(norm)
         return {
             "discriminator_loss": float(np.mean(losses)),
             "discriminator_rows": float(len(rows)),
@@ -234,17 +232,6 @@ class DiscriminatorWorker(Worker):
             if prompts.fits:
                 rows += credit_rows(trajectory.traj_uid, episode, label, prompts)
         return rows
-
-    def _step(self) -> bool:
-        """One clipped optimizer step; a gradient that is not finite changes nothing and returns False."""
-        norm = clip_grad_norm(self.model, _MAX_GRAD_NORM)
-        finite = math.isfinite(float(norm))
-        if finite:
-            self.optimizer.step()
-        else:
-            logger.warning("gradient norm %s in a discriminator update: step skipped", float(norm))
-        self.optimizer.zero_grad(set_to_none=True)
-        return finite
 
     # ---- checkpoints
 

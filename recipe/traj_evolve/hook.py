@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ import torch
 
 from agent_system.step_discriminator.discriminator import DiscriminatorConfig
 from agent_system.step_discriminator.trajectory_analyzer import (
-    CreditOptions,
     CreditRecord,
     EnvAdapter,
     get_adapter,
@@ -29,8 +28,9 @@ from recipe.traj_evolve.options import TrajEvolveConfig
 from recipe.traj_evolve.shaping import EpisodeCredit, redundant_steps, scale_redundant_advantages, shaped_reward
 from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 from verl.single_controller.base import ClassWithInitArgs
+from verl.trainer.ppo.batch_ops import add_to_last_reward
 from verl.trainer.ppo.columns import tensors_of
-from verl.trainer.ppo.core_algos import get_adv_estimator
+from verl.trainer.ppo.dynamic_sampling import SHAPED_REWARDS
 from verl.trainer.ppo.recipes import TrainerContext, TrainerHook
 from verl.trainer.ppo.worker_groups import ACTOR_ROLLOUT
 from verl.utils.errors import UserError
@@ -77,6 +77,38 @@ def cut(trajectory: Trajectory, num_steps: int) -> Trajectory:
     )
 
 
+@dataclass
+class _StepTally:
+    """What was scored in one training step, over all its generation batches."""
+
+    step: int
+    scored: list[EpisodeCredit] = field(default_factory=list)
+    changes: list[np.ndarray] = field(default_factory=list)
+    """Shaped minus raw episode reward, one per episode."""
+
+    def add(self, batch: DataProto, scored: Iterable[EpisodeCredit]) -> None:
+        columns = batch.non_tensor_batch
+        # One value per episode, not per turn.
+        first = np.asarray(columns["step_index"], dtype=np.int64) == 0
+        change = columns[SHAPED_REWARDS] - np.asarray(columns["episode_rewards"], dtype=np.float64)
+        self.changes.append(change[first])
+        self.scored += scored
+
+    def metrics(self, threshold: float) -> dict[str, float]:
+        """`redundancy_rate`: share of all scored steps called redundant, explorations included; `mean_rho`: mean over
+        scored episodes of what the penalty uses; `shaped_minus_raw`: mean over all episodes of the step."""
+        values = {
+            "scored_trajectories": len(self.scored),
+            "shaped_minus_raw": float(np.concatenate(self.changes).mean()),
+        }
+        if self.scored:
+            called = [redundant_steps(verdict.credit, threshold) for verdict in self.scored]
+            values["redundancy_rate"] = float(np.concatenate(called).mean())
+            values["mean_rho"] = float(np.mean([verdict.rho for verdict in self.scored]))
+            values["mean_credit"] = float(np.concatenate([verdict.credit for verdict in self.scored]).mean())
+        return {f"traj_evolve/{key}": value for key, value in values.items()}
+
+
 class TrajEvolveHook(TrainerHook):
     """Adds the columns `step_credit` (NaN where nothing was scored), `is_redundant_step` and `shaped_episode_rewards`.
 
@@ -91,6 +123,7 @@ class TrajEvolveHook(TrainerHook):
         self.buffer: deque[Trajectory] = deque(maxlen=self.options.buffer_size)
         """Successes since the last update, oldest first."""
         self.num_updates = 0
+        self._tally = _StepTally(step=-1)
         self._adapter: EnvAdapter | None = None
         self._group: Any = None
         self._actor: Any = None
@@ -103,12 +136,6 @@ class TrajEvolveHook(TrainerHook):
     def check_config(cls, config: PPOConfig) -> None:
         options = _options(config)
         options.validate()
-        name = config.algorithm.adv_estimator
-        if get_adv_estimator(name).needs_step_returns:
-            raise UserError(
-                f"traj_evolve.enable=True shapes episode rewards, which algorithm.adv_estimator={name} does not read; "
-                "set algorithm.adv_estimator=grpo or traj_evolve.enable=False"
-            )
         # Both sources of credit replay episodes: the discriminator learns from replayed labels.
         require_adapter(config.env.env_name)
         if options.uses_discriminator:
@@ -146,7 +173,10 @@ class TrajEvolveHook(TrainerHook):
         with ctx.timer("score_credit"):
             scored = self._credit(ctx, won)
         self._add_columns(batch, scored)
-        self._log_step(ctx, batch, scored)
+        if self._tally.step != ctx.global_step:
+            self._tally = _StepTally(ctx.global_step)
+        self._tally.add(batch, scored.values())
+        ctx.metrics.update(self._tally.metrics(self.options.step_credit_value))
         if self.uses_discriminator:
             self.buffer.extend(won)
             self._log_memory(ctx)
@@ -200,17 +230,16 @@ class TrajEvolveHook(TrainerHook):
     def _label(self, ctx: TrainerContext, trajectories: Sequence[Trajectory]) -> list[CreditRecord]:
         """Replayed labels; counts and time are logged."""
         with ctx.timer("replay"):
-            records = label_trajectories(
-                trajectories,
-                self.adapter.make_game,
-                options=CreditOptions(label_source=self.options.label_source, evolve=False),
-                reveals=self.adapter.reveals,
-                is_success=self.adapter.is_success,
-            )
+            records = label_trajectories(trajectories, self.adapter, options=self.options.credit_options)
         failed = [record for record in records if record.status != "labelled"]
-        ctx.metrics["traj_evolve/replayed_trajectories"] = len(records)
-        ctx.metrics["traj_evolve/unlabelled_trajectories"] = len(failed)
-        ctx.metrics["traj_evolve/env_steps_replayed"] = sum(record.env_steps_used for record in records)
+        counts = {
+            "replayed_trajectories": len(records),
+            "unlabelled_trajectories": len(failed),
+            "env_steps_replayed": sum(record.env_steps_used for record in records),
+        }
+        for name, count in counts.items():
+            # A step may have several generation batches.
+            ctx.metrics[f"traj_evolve/{name}"] = ctx.metrics.get(f"traj_evolve/{name}", 0) + count
         if failed:
             logger.warning(
                 "step %d: %d of %d successes could not be labelled by replay; the first: %s",
@@ -233,17 +262,19 @@ class TrajEvolveHook(TrainerHook):
             shaped[row] = shaped_reward(shaped[row], verdict.rho, self.options.alpha, self.options.penalty)
         columns["step_credit"] = credit
         columns["is_redundant_step"] = redundant
-        columns["shaped_episode_rewards"] = shaped
+        columns[SHAPED_REWARDS] = shaped
 
     def after_reward(self, ctx: TrainerContext, batch: DataProto) -> None:
         columns = batch.non_tensor_batch
         raw = np.asarray(columns["episode_rewards"], dtype=np.float64)
-        change = torch.as_tensor(columns["shaped_episode_rewards"] - raw, dtype=torch.float32)
+        change = torch.as_tensor(columns[SHAPED_REWARDS] - raw, dtype=torch.float32)
         scores = tensors_of(batch)["token_level_scores"].clone()
         last = tensors_of(batch)["response_mask"].sum(dim=-1) - 1
         rows = torch.nonzero((last >= 0) & (change != 0)).squeeze(-1)
         scores[rows, last[rows]] += change[rows].to(scores.dtype)
         tensors_of(batch)["token_level_scores"] = scores
+        if "step_rewards" in tensors_of(batch):
+            add_to_last_reward(batch, change, self.config.algorithm.gamma)
 
     def after_advantage(self, ctx: TrainerContext, batch: DataProto) -> None:
         if self.options.level != "step":
@@ -251,22 +282,6 @@ class TrajEvolveHook(TrainerHook):
         redundant = torch.as_tensor(batch.non_tensor_batch["is_redundant_step"])
         tensors = tensors_of(batch)
         tensors["advantages"] = scale_redundant_advantages(tensors["advantages"], redundant, self.options.alpha)
-
-    def _log_step(self, ctx: TrainerContext, batch: DataProto, scored: Mapping[str, EpisodeCredit]) -> None:
-        """`redundancy_rate`: share of all scored steps called redundant, explorations included; `mean_rho`: mean over
-        scored episodes of what the penalty uses; `shaped_minus_raw`: mean over all episodes of the step."""
-        columns = batch.non_tensor_batch
-        # One value per episode, not per turn.
-        first = np.asarray(columns["step_index"], dtype=np.int64) == 0
-        change = columns["shaped_episode_rewards"] - np.asarray(columns["episode_rewards"], dtype=np.float64)
-        metrics = {"scored_trajectories": len(scored), "shaped_minus_raw": float(change[first].mean())}
-        if scored:
-            credit = np.concatenate([verdict.credit for verdict in scored.values()])
-            called = [redundant_steps(v.credit, self.options.step_credit_value) for v in scored.values()]
-            metrics["redundancy_rate"] = float(np.concatenate(called).mean())
-            metrics["mean_rho"] = float(np.mean([verdict.rho for verdict in scored.values()]))
-            metrics["mean_credit"] = float(credit.mean())
-        ctx.metrics.update({f"traj_evolve/{key}": value for key, value in metrics.items()})
 
     def _log_memory(self, ctx: TrainerContext) -> None:
         """Used device memory by phase, the fullest rank; nothing on the CPU."""

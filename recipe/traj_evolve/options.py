@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from agent_system.step_discriminator.trajectory_analyzer.records import CreditOptions
 from verl.trainer.config.fields import NonNegativeFloat, PositiveFloat, PositiveFraction, PositiveInt
 from verl.utils.errors import UserError
 
@@ -17,7 +18,8 @@ class TrajEvolveConfig:
     """Trajectory evolution on top of GRPO; every field is a key of the group of the same name.
 
     enable: False gives plain GRPO, bit for bit.
-    label_source: which replayed label counts (`single`: one step deleted at a time).
+    label_source: which replayed label counts: `single` (one step deleted at a time) or `minimal` (in a success from
+        which no step, run or pair of steps can be removed).
     alpha: weight of the redundancy penalty.
     evolve_freq: epochs between two updates of the discriminator.
     discriminator_model_path: folder written by stage 2; needed when credit_source is `discriminator`.
@@ -54,6 +56,13 @@ class TrajEvolveConfig:
     micro_batch_size_per_gpu: PositiveInt = 8
 
     @property
+    def credit_options(self) -> CreditOptions:
+        """What replay is asked for: the labels of `label_source`, and nothing else."""
+        if self.label_source == "minimal":
+            return CreditOptions(mode="minimal", label_source="minimal")
+        return CreditOptions(evolve=False)
+
+    @property
     def is_active(self) -> bool:
         """Whether anything differs from plain GRPO."""
         return self.enable and self.credit_source != "none"
@@ -69,11 +78,6 @@ class TrajEvolveConfig:
         Raises:
             UserError: names the key and what to set instead.
         """
-        if self.label_source == "minimal":
-            raise UserError(
-                "traj_evolve.label_source=minimal comes with mode=minimal of the credit analysis, which this version "
-                "does not have; set traj_evolve.label_source=single"
-            )
         if self.uses_discriminator and self.discriminator_model_path is None:
             raise UserError(
                 "traj_evolve.credit_source=discriminator needs traj_evolve.discriminator_model_path, the folder that "

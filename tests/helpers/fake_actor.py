@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,16 +14,34 @@ from verl.protocol import DataProto
 Policy = Callable[[str, int], str]
 
 
+@dataclass
+class Answer:
+    """A generate call that was answered when it was made; `fetched` says whether anybody has taken the answer."""
+
+    rows: DataProto
+    fetched: bool = False
+
+    def result(self) -> DataProto:
+        self.fetched = True
+        return self.rows
+
+
 class FakeActorGroup:
-    """Has `world_size` and `generate_sequences` like a real group; keeps what it was asked in `requests`."""
+    """Has `world_size` and `submit` like a real group; keeps what it was asked in `requests`, with `answers`."""
 
     def __init__(self, tokenizer: Any, policy: Policy, *, response_length: int = 48, world_size: int = 1) -> None:
         self.world_size = world_size
         self.requests: list[DataProto] = []
+        self.answers: list[Answer] = []
         self.sampled: list[list[int]] = []
         self._tokenizer = tokenizer
         self._policy = policy
         self._length = response_length
+
+    def submit(self, method_name: str, data: DataProto) -> Answer:
+        assert method_name == "generate_sequences"
+        self.answers.append(Answer(self.generate_sequences(data)))
+        return self.answers[-1]
 
     def generate_sequences(self, data: DataProto) -> DataProto:
         assert len(data) % self.world_size == 0, f"{len(data)} rows do not split over {self.world_size} ranks"
@@ -50,7 +69,8 @@ class FakeActorGroup:
                 "attention_mask": full_mask,
                 "position_ids": (full_mask.cumsum(dim=1) - 1).clamp(min=0),
                 "rollout_log_probs": log_probs,
-            }
+            },
+            meta_info={"generate_s": 0.0},
         )
 
 

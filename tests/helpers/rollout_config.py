@@ -8,7 +8,7 @@ from typing import Any
 
 
 def rollout_config(**changes: Any) -> Any:
-    """`max_steps, prompt, truncation, seed, val_n, val_sample, local_dir, val_files` by keyword."""
+    """`max_steps, prompt, truncation, seed, val_n, val_sample, local_dir, val_files, mode` by keyword."""
     values = {
         "max_steps": 4,
         "prompt": 256,
@@ -18,9 +18,12 @@ def rollout_config(**changes: Any) -> Any:
         "val_sample": False,
         "local_dir": "unused",
         "val_files": None,
+        "mode": "sync",
     } | changes
     val_kwargs = SimpleNamespace(do_sample=values["val_sample"], temperature=0.5, top_p=0.9, top_k=7, n=values["val_n"])
-    engine = SimpleNamespace(do_sample=True, temperature=1.0, top_p=1.0, top_k=-1, val_kwargs=val_kwargs, seed=None)
+    engine = SimpleNamespace(
+        mode=values["mode"], do_sample=True, temperature=1.0, top_p=1.0, top_k=-1, val_kwargs=val_kwargs, seed=None
+    )
     data = SimpleNamespace(
         max_prompt_length=values["prompt"],
         truncation=values["truncation"],

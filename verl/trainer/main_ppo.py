@@ -17,14 +17,25 @@ from verl.utils.cli import hydra_program
 from verl.utils.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sized
+
     from omegaconf import DictConfig
+    from torch.utils.data import Dataset, Sampler
 
     from verl.trainer.config.schema import DataConfig, PPOConfig
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
     from verl.trainer.ppo.recipes import Recipe
     from verl.trainer.ppo.worker_groups import WorkerGroupFactory
 
-__all__ = ["build_trainer", "main", "read_config", "run_ppo"]
+__all__ = [
+    "TaskRunner",
+    "build_trainer",
+    "create_rl_dataset",
+    "create_rl_sampler",
+    "main",
+    "read_config",
+    "run_ppo",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +47,7 @@ def read_config(cfg: DictConfig, extra_recipe_modules: Sequence[str] = ()) -> tu
         UserError: names the key and the way out.
     """
     from verl.trainer.config.schema import PPOConfig, build_config, ignored_keys, validate_ppo_config
+    from verl.trainer.ppo.core_algos import get_adv_estimator
     from verl.trainer.ppo.ray_trainer import check_algorithm
     from verl.trainer.ppo.recipes import extra_config_sections, hook_classes, load_recipes
 
@@ -48,6 +60,11 @@ def read_config(cfg: DictConfig, extra_recipe_modules: Sequence[str] = ()) -> tu
         logger.warning("set, but read by no part of this version: %s", ", ".join(unread))
     config = with_worker_modules(config, modules)
     check_algorithm(config)
+    warmup = config.trainer.critic_warmup
+    if warmup > 1 and not get_adv_estimator(config.algorithm.adv_estimator).needs_critic:
+        logger.warning(
+            "trainer.critic_warmup=%d: there is no value model, and nothing is learnt before that step", warmup
+        )
     hook_classes(recipes, config)
     return config, recipes
 
@@ -57,12 +74,15 @@ def with_worker_modules(config: PPOConfig, modules: Sequence[str]) -> PPOConfig:
 
     A policy loss that a recipe registers has to be in the workers' registry, not only in the driver's.
     """
-    model = config.actor_rollout_ref.model
-    present = (model.external_lib,) if isinstance(model.external_lib, str) else tuple(model.external_lib or ())
-    merged = tuple(dict.fromkeys([*present, *modules]))
-    return replace(
-        config, actor_rollout_ref=replace(config.actor_rollout_ref, model=replace(model, external_lib=merged or None))
-    )
+
+    def merged(present: str | Sequence[str] | None) -> tuple[str, ...] | None:
+        own = (present,) if isinstance(present, str) else tuple(present or ())
+        return tuple(dict.fromkeys([*own, *modules])) or None
+
+    policy, critic = config.actor_rollout_ref, config.critic
+    policy = replace(policy, model=replace(policy.model, external_lib=merged(policy.model.external_lib)))
+    critic = replace(critic, model=replace(critic.model, external_lib=merged(critic.model.external_lib)))
+    return replace(config, actor_rollout_ref=policy, critic=critic)
 
 
 def steps_per_epoch(data: DataConfig) -> int:
@@ -73,8 +93,9 @@ def steps_per_epoch(data: DataConfig) -> int:
     """
     if data.train_files is None:
         return 1
-    files = [data.train_files] if isinstance(data.train_files, str) else data.train_files
-    rows = sum(_parquet_rows(path) for path in files)
+    from verl.utils.dataset.parquet import count_rows
+
+    rows = count_rows(data.train_files, "data.train_files")
     steps = rows // data.train_batch_size
     if steps == 0:
         raise UserError(
@@ -84,17 +105,19 @@ def steps_per_epoch(data: DataConfig) -> int:
     return steps
 
 
-def _parquet_rows(path: str) -> int:
-    import pyarrow
-    import pyarrow.parquet
+def check_inputs(config: PPOConfig) -> None:
+    """Look for the prompt files and the model folders, before anything is built or started.
 
-    from verl.utils.fs import require_file
+    Raises:
+        UserError: one of them is missing; names the key.
+    """
+    from verl.trainer.ppo.core_algos import get_adv_estimator
+    from verl.utils.fs import copy_to_local
 
-    file = require_file(path, "data.train_files")
-    try:
-        return int(pyarrow.parquet.ParquetFile(file).metadata.num_rows)
-    except pyarrow.ArrowInvalid as error:
-        raise UserError(f"data.train_files={path}: {file} is not a parquet file ({error})") from error
+    steps_per_epoch(config.data)
+    copy_to_local(config.actor_rollout_ref.model.path, "actor_rollout_ref.model.path")
+    if get_adv_estimator(config.algorithm.adv_estimator).needs_critic:
+        copy_to_local(config.critic.model.path, "critic.model.path")
 
 
 def build_trainer(
@@ -135,7 +158,7 @@ def build_trainer(
 
 def num_env_workers(config: PPOConfig) -> int:
     """Environment actors of training and validation together."""
-    from agent_system.environments.vector_env import default_num_workers
+    from agent_system.environments.ray_vector_env import default_num_workers
 
     slots = (config.data.train_batch_size * config.env.group_size, config.data.num_val_slots)
     wanted = config.env.num_workers
@@ -149,14 +172,27 @@ def run_ppo(cfg: DictConfig, extra_recipe_modules: Sequence[str] = ()) -> None:
         UserError: something the user can fix; everything that can be checked without a model is checked first.
     """
     config, recipes = read_config(cfg, extra_recipe_modules)
-    steps_per_epoch(config.data)
+    check_inputs(config)
 
+    from verl.trainer.ppo.ray_setup import join_cluster
+
+    joined = join_cluster(config)
+    try:
+        _train(config, recipes)
+    finally:
+        if joined:
+            import ray
+
+            ray.shutdown()
+
+
+def _train(config: PPOConfig, recipes: Sequence[Recipe]) -> None:
+    """Build everything, train, and close everything, in the Ray that is up or in one of its own."""
     from agent_system.environments import make_envs
-    from verl.trainer.config.schema import check_device
-    from verl.trainer.ppo.ray_setup import demand, start_ray
+    from verl.trainer.ppo.ray_setup import choose_device, demand, start_ray
     from verl.trainer.ppo.worker_groups import RayWorkerGroups
 
-    device = check_device(config.trainer.device)
+    device = choose_device(config)
     train_envs, val_envs = make_envs(config)
     worker_groups = RayWorkerGroups(config, device)
     started_ray = False
@@ -184,6 +220,37 @@ def run_ppo(cfg: DictConfig, extra_recipe_modules: Sequence[str] = ()) -> None:
             import ray
 
             ray.shutdown()
+
+
+class TaskRunner:
+    """The whole program as an object, as code written for verl starts it (directly, or through ``ray.remote``)."""
+
+    def run(self, config: DictConfig) -> None:
+        """Train as the composed config says, see :func:`run_ppo`."""
+        run_ppo(config)
+
+
+def create_rl_dataset(
+    data_paths: str | Sequence[str], data_config: Any, tokenizer: Any, processor: Any = None
+) -> Dataset[Any]:
+    """The prompt data set that code written for verl builds; this program itself gets its tasks from environments."""
+    from verl.utils.dataset import RLHFDataset
+
+    dataset: Dataset[Any] = RLHFDataset(
+        data_files=data_paths, tokenizer=tokenizer, processor=processor, config=data_config
+    )
+    return dataset
+
+
+def create_rl_sampler(data_config: Any, dataset: Sized) -> Sampler[int]:
+    """Row order of such a data set: random from a generator seeded with ``data_config.seed``, or sequential."""
+    import torch
+    from torch.utils.data import RandomSampler, SequentialSampler
+
+    if not data_config.shuffle:
+        return SequentialSampler(dataset)
+    seed = data_config.get("seed") or 1
+    return RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))
 
 
 def _run(cfg: DictConfig) -> None:

@@ -19,7 +19,7 @@ from agent_system.trajectory import Step, Trajectory
 from recipe.traj_evolve.hook import TrajEvolveHook, cut
 from tests.recipe.traj_evolve.support import ToyGame, evolve_config
 from verl.protocol import DataProto
-from verl.trainer.ppo.batch_ops import compute_advantage
+from verl.trainer.ppo.batch_ops import compute_advantage, compute_step_returns
 from verl.trainer.ppo.recipes import TrainerContext
 
 RED, BLUE, KEY, BACK = "open the red door", "open the blue door", "take the red key", "go back"
@@ -92,6 +92,7 @@ def run(tiny_model_dir: Path, tmp_path: Path) -> Any:
         hook.init_workers(ctx)
         batch = rows_of(episodes)
         hook.after_rollout(ctx, batch)
+        batch.batch["step_rewards"] = compute_step_returns(batch, config.algorithm.gamma)
         hook.after_reward(ctx, batch)
         batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
         compute_advantage(batch, "grpo", config.algorithm)
@@ -137,6 +138,16 @@ def test_a_group_by_hand(run: Any) -> None:
             "traj_evolve/shaped_minus_raw": -(2.5 + 10 / 3) / 4,
         }
     )
+
+
+def test_minimal_labels_count_the_way_back_too(run: Any) -> None:
+    _, ctx, batch = run(group(), "traj_evolve.label_source=minimal")
+    credit = batch.non_tensor_batch["step_credit"].astype(float)
+    labels = [*LABELS["short"], 0, 0, 1, 1, *LABELS["idle"]]
+    assert credit[: len(labels)].tolist() == labels and np.isnan(credit[len(labels) :]).all()
+    shaped = dict(zip(batch.non_tensor_batch["traj_uid"], batch.non_tensor_batch["shaped_episode_rewards"]))
+    assert shaped == pytest.approx({"short": 10.0, "visit": 5.0, "idle": 10 * (1 - 1 / 3), "lost": 0.0})
+    assert ctx.metrics["traj_evolve/redundancy_rate"] == pytest.approx(3 / 9)
 
 
 def test_absolute_penalty_and_smaller_alpha(run: Any) -> None:
@@ -213,3 +224,21 @@ def test_an_empty_response_stays_unscored(run: Any) -> None:
     batch.batch["token_level_scores"] = torch.zeros(len(batch), RESPONSE)
     hook.after_reward(ctx, batch)
     assert batch.batch["token_level_scores"][2].abs().max() == 0.0 and batch.batch["token_level_scores"][3, 1] == -2.5
+
+
+@pytest.mark.parametrize("estimator", ["gigpo", "hgpo"])
+def test_step_returns_are_those_of_a_shaped_last_reward(run: Any, estimator: str) -> None:
+    """Estimators that read step returns see the shaping too: as if the last turn had paid the shaped reward."""
+    gamma = 0.9
+    _, _, batch = run(group(), f"algorithm.adv_estimator={estimator}", f"algorithm.gamma={gamma}")
+    columns = batch.non_tensor_batch
+    shaped = columns["rewards"].astype(float)
+    uids = [*columns["traj_uid"], None]
+    last = [row for row in range(len(shaped)) if uids[row] != uids[row + 1]]
+    for row in last:
+        shaped[row] += columns["shaped_episode_rewards"][row] - columns["episode_rewards"][row]
+    expected, running = [0.0] * len(shaped), 0.0
+    for row in reversed(range(len(shaped))):
+        running = expected[row] = shaped[row] + gamma * (0.0 if row in last else running)
+    assert batch.batch["step_rewards"].tolist() == pytest.approx(expected)
+    assert expected != pytest.approx(compute_step_returns(batch, gamma).tolist())

@@ -40,12 +40,6 @@ def program(cwd: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
 # One interpreter for many command lines: the program is run as `python -m` runs it, again and again.
 SEVERAL = """
 import contextlib, io, json, runpy, sys
-from verl.trainer.ppo.core_algos import register_adv_est
-
-@register_adv_est("step_returns", needs_step_returns=True)
-def _step_returns(batch, config):
-    raise AssertionError("never reached")
-
 results = {}
 for name, arguments in json.loads(sys.argv[1]).items():
     sys.argv = ["main", *arguments]
@@ -117,8 +111,6 @@ def test_mistakes_are_refused_before_a_model_is_loaded(
         "no discriminator": ([path(tiny_model_dir)], "discriminator_model_path=.*discriminator.json.*stage 2"),
         "no model": ([path(headless)], "discriminator_model_path=.*config.json does not exist"),
         "old template": ([path(old)], "discriminator_model_path=.*template 0.*train it again"),
-        "minimal": ([replay, "traj_evolve.label_source=minimal"], "comes with mode=minimal of the credit analysis"),
-        "step returns": ([replay, "algorithm.adv_estimator=step_returns"], "adv_estimator=step_returns.*grpo"),
         "no such estimator": ([replay, "algorithm.adv_estimator=gigpooo"], "adv_estimator='gigpooo'"),
         "no adapter": ([replay, "env.env_name=search"], "env_name=search.*credit analysis knows alfworld"),
         "choice": ([replay, "traj_evolve.penalty=quadratic"], "traj_evolve.penalty.*relative.*absolute"),

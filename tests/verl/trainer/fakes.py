@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,12 @@ from verl.trainer.ppo.recipes import TrainerContext, TrainerHook
 PROMPT, RESPONSE, TURNS = 4, 3, 2
 
 
+def first_tokens(data: DataProto) -> list[int]:
+    """Tells the rows of a fake rollout apart."""
+    tokens: list[int] = data.batch["input_ids"][:, 0].tolist()
+    return tokens
+
+
 class FakePolicy(Worker):
     """A policy whose only parameter is `weight`; an update adds the advantage-weighted token count to it."""
 
@@ -29,6 +35,8 @@ class FakePolicy(Worker):
     def __init__(self) -> None:
         super().__init__()
         self.weight = 0.0
+        self.columns: list[set[str]] = []
+        self.rows: list[list[int]] = []
 
     @register(Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -56,6 +64,8 @@ class FakePolicy(Worker):
     @register(Dispatch.DP_COMPUTE_PROTO)
     def update_actor(self, data: DataProto) -> DataProto:
         self.log.append("update_actor")
+        self.columns.append(set(data.batch.keys()))
+        self.rows.append(first_tokens(data))
         mask = data.batch["response_mask"]
         self.weight += float((data.batch["advantages"].abs() * mask).sum())
         return DataProto(meta_info={"metrics": {"actor/pg_loss": self.weight, "actor/grad_norm": 1.0}})
@@ -72,12 +82,51 @@ class FakePolicy(Worker):
         self.weight = float((Path(local_path) / "weight").read_text())
 
 
+class FakeCritic(Worker):
+    """A value model that is one number; an update moves it by the sum of the returns. Writes into the policy's log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = 0.0
+        self.columns: list[set[str]] = []
+        self.rows: list[list[int]] = []
+
+    @register(Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        FakePolicy.log.append("critic init_model")
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def compute_values(self, data: DataProto) -> DataProto:
+        FakePolicy.log.append("compute_values")
+        mask = data.batch["attention_mask"][:, -RESPONSE:]
+        return DataProto.from_dict({"values": (self.value + 0.1 * torch.arange(RESPONSE)) * mask})
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def update_critic(self, data: DataProto) -> DataProto:
+        FakePolicy.log.append("update_critic")
+        self.columns.append(set(data.batch.keys()))
+        self.rows.append(first_tokens(data))
+        mask = data.batch["response_mask"]
+        self.value += 0.01 * float((data.batch["returns"] * mask).sum())
+        return DataProto(meta_info={"metrics": {"critic/vf_loss": self.value, "critic/lr": 1e-5}})
+
+    @register(Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, local_path: str, global_step: int) -> None:
+        Path(local_path).mkdir(parents=True)
+        (Path(local_path) / "value").write_text(repr(self.value))
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, local_path: str) -> None:
+        self.value = float((Path(local_path) / "value").read_text())
+
+
+CORE = {"actor_rollout": FakePolicy, "ref": FakePolicy, "critic": FakeCritic}
+
+
 def fake_worker_groups(roles: Mapping[str, ClassWithInitArgs]) -> dict[str, WorkerGroup]:
-    """The hooks' roles as they are; actor and reference replaced by `FakePolicy`."""
-    core = {"actor_rollout", "ref"}
-    return dict(
-        create_local_colocated({k: ClassWithInitArgs(FakePolicy) if k in core else v for k, v in roles.items()})
-    )
+    """The hooks' roles as they are; policy, reference and critic replaced by fakes."""
+    given = {name: ClassWithInitArgs(CORE[name]) if name in CORE else spec for name, spec in roles.items()}
+    return dict(create_local_colocated(given))
 
 
 @dataclass
@@ -101,16 +150,37 @@ class FakeEnvs:
 
 
 class FakeCollector:
-    """Episodes of two turns; whether one succeeds depends on its task and member only."""
+    """Episodes of two turns; whether one succeeds depends on its task and member only.
+
+    ``dull``: tasks whose episodes all fail.
+    """
+
+    def __init__(self, dull: Callable[[int], bool] = lambda task: False) -> None:
+        self.dull = dull
+
+    @staticmethod
+    def merge(parts: Sequence[Any], uids: Collection[str]) -> Any:
+        rows = [part.batch[np.isin(part.batch.non_tensor_batch["uid"].astype(str), sorted(uids))] for part in parts]
+        metrics = {"rollout/num_rows": sum(part.metrics["rollout/num_rows"] for part in parts)}
+        episodes = [e for part in parts for e in part.episodes if e.split()[1].rsplit("-", 1)[0] in uids]
+        batch = DataProto.concat([part for part in rows if len(part)])
+        return SimpleNamespace(batch=batch, episodes=episodes, metrics=metrics)
 
     def multi_turn_loop(
-        self, envs: FakeEnvs, actor_rollout_wg: Any, *, step: int, num_tasks: int, group_size: int
+        self,
+        envs: FakeEnvs,
+        actor_rollout_wg: Any,
+        *,
+        step: int,
+        num_tasks: int,
+        group_size: int,
+        generation: int = 0,
     ) -> Any:
         columns: dict[str, list[Any]] = {}
         rows = 0
-        for group, task in enumerate(envs.take(num_tasks)):
+        for group, task in enumerate(envs.take(num_tasks), start=generation * num_tasks):
             for member in range(group_size):
-                won = (task + member) % 2 == 0
+                won = (task + member) % 2 == 0 and not self.dull(task)
                 for turn in range(TURNS):
                     row = {
                         "uid": f"s{step}-g{group}", "traj_uid": f"s{step}-g{group}-m{member}", "step_index": turn,
@@ -141,7 +211,8 @@ class FakeValidator:
 
     def validate(self, envs: Any, actor_rollout_wg: Any, *, step: int) -> Any:
         self.steps.append(step)
-        return SimpleNamespace(metrics={"val/success_rate": 0.5})
+        samples = [(f"task {number}", f"answer {number}@{step}", 1.0) for number in range(9)]
+        return SimpleNamespace(metrics={"val/success_rate": 0.5}, samples=samples)
 
 
 class FakeTokenizer:
@@ -176,6 +247,8 @@ class RecordingHook(TrainerHook):
         self.calls: list[str] = []
         self.seen: dict[str, set[str]] = {}
         self.epochs: list[int] = []
+        self.num_rows: list[int] = []
+        self.uids: list[list[str]] = []
         self.restored: dict[str, Any] = {}
 
     def worker_roles(self, config: Any) -> dict[str, ClassWithInitArgs]:
@@ -186,6 +259,7 @@ class RecordingHook(TrainerHook):
         if batch is not None:
             self.seen.setdefault(name, {*map(str, batch.batch.keys()), *batch.non_tensor_batch})
             ctx.metrics[f"recording/{name}"] = float(len(batch))
+            self.num_rows.append(len(batch))
 
     def init_workers(self, ctx: TrainerContext) -> None:
         self._note("init_workers", ctx)
@@ -206,6 +280,7 @@ class RecordingHook(TrainerHook):
 
     def after_advantage(self, ctx: TrainerContext, batch: DataProto) -> None:
         self._note("after_advantage", ctx, batch)
+        self.uids.append(batch.non_tensor_batch["uid"].tolist())
 
     def epoch_end(self, ctx: TrainerContext, epoch: int) -> None:
         self._note("epoch_end", ctx)

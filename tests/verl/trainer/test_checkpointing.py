@@ -38,17 +38,39 @@ def test_round_trip_and_latest(tmp_path: Path) -> None:
 
 
 def test_rotation_keeps_the_newest(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=2)
+    store = CheckpointStore(tmp_path, keep={"actor": 2})
     for step in (2, 9, 10, 11):
         store.save(state(step), write)
     assert store.complete_steps() == [10, 11]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_10", "global_step_11", LATEST_FILE]
-    CheckpointStore(tmp_path, keep=1).save(state(12), write)
+    CheckpointStore(tmp_path, keep={"actor": 1}).save(state(12), write)
     assert store.complete_steps() == [12]
 
 
+def test_parts_rotate_on_their_own(tmp_path: Path) -> None:
+    def write_both(folder: Path) -> None:
+        for name in ("actor", "critic", "hooks"):
+            (folder / name).mkdir()
+
+    def parts(step: int) -> list[str]:
+        folder = tmp_path / f"global_step_{step}"
+        return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+    store = CheckpointStore(tmp_path, keep={"actor": 3, "critic": 1})
+    for step in (1, 2, 3, 4):
+        store.save(state(step), write_both)
+    assert [parts(step) for step in (1, 2, 3)] == [[], ["actor"], ["actor"]]
+    assert parts(4) == ["actor", "critic", "hooks", STATE_FILE]
+    # What lost a part is no checkpoint to resume from.
+    assert store.complete_steps() == [4]
+    CheckpointStore(tmp_path, keep={"actor": 1, "critic": 2}).save(state(5), write_both)
+    assert [parts(step) for step in (2, 3, 4)] == [[], [], ["critic"]]
+    CheckpointStore(tmp_path, keep={"actor": None, "critic": None}).save(state(6), write_both)
+    assert store.complete_steps() == [5, 6]
+
+
 def test_failure_while_writing_leaves_the_previous_one(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=1)
+    store = CheckpointStore(tmp_path, keep={"actor": 1})
     store.save(state(1), write)
 
     def fails(folder: Path) -> None:
@@ -75,7 +97,7 @@ def test_leftovers_of_a_kill_are_never_chosen_and_are_removed_later(tmp_path: Pa
 
 
 def test_kill_between_rename_and_latest_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = CheckpointStore(tmp_path, keep=1)
+    store = CheckpointStore(tmp_path, keep={"actor": 1})
     store.save(state(1), write)
 
     def killed(step: int) -> None:
@@ -84,7 +106,7 @@ def test_kill_between_rename_and_latest_file(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(store, "_point_to", killed)
     with pytest.raises(Killed):
         store.save(state(2), write)
-    fresh = CheckpointStore(tmp_path, keep=1)
+    fresh = CheckpointStore(tmp_path, keep={"actor": 1})
     assert fresh.complete_steps() == [1, 2]
     assert fresh.find("auto", None) == fresh.folder(1)
     fresh.save(state(2), write)

@@ -8,59 +8,13 @@ import logging
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.verl.trainer import fakes
-from verl.trainer.config.schema import PPOConfig, build_config, load_config
+from tests.verl.trainer.fake_run import Run, config_for
 from verl.trainer.ppo.checkpointing import STATE_FILE
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.errors import UserError
-
-
-def config_for(folder: Path, *overrides: str) -> PPOConfig:
-    base = [
-        f"trainer.default_local_dir={folder}", "trainer.logger=[]", "trainer.total_epochs=4", "trainer.device=cpu",
-        "trainer.n_gpus_per_node=1", "trainer.val_before_train=False", "algorithm.adv_estimator=grpo",
-        "data.train_batch_size=2", "env.rollout.n=4",
-    ]  # fmt: skip
-    return build_config(PPOConfig, load_config("ppo_trainer", [*base, *overrides]))
-
-
-class Run:
-    """A trainer and its surroundings."""
-
-    def __init__(self, config: PPOConfig, *, steps_per_epoch: int = 1, hook: bool = False, **more: Any) -> None:
-        self.envs, self.validator = fakes.FakeEnvs(), fakes.FakeValidator()
-        self.hook = fakes.RecordingHook(config)
-        fakes.FakePolicy.log = []
-        self.trainer = RayPPOTrainer(
-            config,
-            fakes.FakeTokenizer(),
-            collector=fakes.FakeCollector(),
-            validator=self.validator,
-            reward_fn=fakes.episode_rewards,
-            train_envs=self.envs,
-            val_envs=None,
-            make_worker_groups=fakes.fake_worker_groups,
-            hooks=[self.hook] if hook else [],
-            steps_per_epoch=steps_per_epoch,
-            **more,
-        )
-        self.folder = self.trainer.store.root
-
-    def go(self) -> Run:
-        self.trainer.init_workers()
-        self.trainer.fit()
-        return self
-
-    @property
-    def weight(self) -> float:
-        return float(self.trainer.actor_rollout_wg.worker.weight)
-
-    def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_phases_and_hooks_run_in_the_documented_order(tmp_path: Path) -> None:
@@ -160,6 +114,22 @@ def test_validation_at_the_start_and_the_end(tmp_path: Path) -> None:
     assert run.validator.steps == [0, 3, 4]
 
 
+def test_validation_episodes_are_shown_to_the_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[int, list[str]]] = []
+    monkeypatch.setattr(
+        "verl.utils.tracking.Tracking.log_generations",
+        lambda self, samples, step: shown.append((step, [said for _, said, _ in samples])),
+    )
+    more = ("trainer.val_before_train=True", "trainer.test_freq=2", "trainer.total_epochs=2")
+    Run(config_for(tmp_path / "a", *more, "trainer.log_val_generations=3")).go()
+    (_, first), (_, nothing), (_, last) = shown
+    assert [step for step, _ in shown] == [0, 1, 2] and nothing == []
+    assert len(first) == 3 and [text.split("@")[0] for text in first] == [text.split("@")[0] for text in last]
+    shown.clear()
+    Run(config_for(tmp_path / "b", *more)).go()
+    assert [samples for _, samples in shown] == [[], [], []]
+
+
 def test_rollouts_are_dumped_as_rows_and_episodes(tmp_path: Path) -> None:
     written: dict[str, list[str]] = {}
     config = config_for(tmp_path, "trainer.total_epochs=1", f"trainer.rollout_data_dir={tmp_path}/dump")
@@ -211,6 +181,38 @@ def test_total_steps_reach_the_schedules(tmp_path: Path) -> None:
     assert run.trainer.config.actor_rollout_ref.actor.optim.total_training_steps == 20
     shorter = replace(run.trainer.config.trainer, total_training_steps=7)
     assert Run(replace(run.trainer.config, trainer=shorter), steps_per_epoch=5).trainer.total_steps == 7
+
+
+def test_with_lora_the_policy_itself_is_the_reference(tmp_path: Path) -> None:
+    """Adapters off: no second model, no second role."""
+    lora = ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.actor.use_kl_loss=True")
+    run = Run(config_for(tmp_path, *lora, "trainer.total_epochs=1")).go()
+    assert set(run.trainer.worker_groups) == {"actor_rollout"}
+    assert fakes.FakePolicy.log[-3:] == ["compute_log_prob", "compute_ref_log_prob", "update_actor"]
+    assert "ref_log_prob" in run.policy.columns[0]
+
+
+@pytest.mark.parametrize("kind", ["fixed", "adaptive"])
+def test_kl_in_the_reward(tmp_path: Path, kind: str) -> None:
+    """The penalty reaches the rewards, and the adaptive controller moves by what was measured."""
+    more = ("algorithm.use_kl_in_reward=True", f"algorithm.kl_ctrl.type={kind}", "algorithm.kl_ctrl.kl_coef=0.5")
+    run = Run(config_for(tmp_path, *more, "algorithm.kl_ctrl.horizon=100", "trainer.total_epochs=3")).go()
+    lines = run.lines()
+    coefficients = [line["actor/reward_kl_penalty_coeff"] for line in lines]
+    assert [line["actor/reward_kl_penalty"] for line in lines] == pytest.approx([0.5] * 3)
+    # 16 rows of KL 0.5 against the target 0.1: the largest step up.
+    grown = [0.5 * (1 + 0.2 * 16 / 100) ** step for step in range(3)]
+    assert coefficients == pytest.approx(grown if kind == "adaptive" else [0.5] * 3)
+    for line, coefficient in zip(lines, coefficients):
+        # Two or three tokens a row, each penalised.
+        assert line["critic/rewards/mean"] == pytest.approx(line["critic/score/mean"] - coefficient * 0.5 * 2.5)
+
+
+def test_the_sampling_seed_follows_the_environments(tmp_path: Path) -> None:
+    def seed(*overrides: str) -> int | None:
+        return Run(config_for(tmp_path, "env.seed=7", *overrides)).trainer.config.actor_rollout_ref.rollout.seed
+
+    assert seed() == 7 and seed("actor_rollout_ref.rollout.seed=0") == 0
 
 
 def test_duplicated_rows_of_the_reference_order(tmp_path: Path) -> None:

@@ -75,8 +75,19 @@ def test_two_steps_log_everything_and_write_their_files(model: Path, tmp_path: P
     assert {path.name for path in folder.iterdir()} == {"actor", "trainer_state.json"}
 
 
-def test_resume_equals_the_straight_run(model: Path, tmp_path: Path) -> None:
-    common = ("trainer.save_freq=2", "data.train_batch_size=2", "actor_rollout_ref.actor.use_kl_loss=True")
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        ("actor_rollout_ref.actor.use_kl_loss=True",),
+        (
+            "algorithm.adv_estimator=gae", "trainer.critic_warmup=2", "critic.optim.lr=1e-3", "critic.strategy=fsdp2",
+            "critic.optim.warmup_style=cosine", "algorithm.filter_groups.enable=True",
+        ),
+    ],
+    ids=["grpo", "gae_filtered"],
+)  # fmt: skip
+def test_resume_equals_the_straight_run(model: Path, tmp_path: Path, algorithm: tuple[str, ...]) -> None:
+    common = ("trainer.save_freq=2", "data.train_batch_size=2", f"critic.model.path={model}", *algorithm)
     straight, lines = run_toy(toy_config(model, tmp_path / "a", *common, "trainer.total_epochs=4"), tasks=TOY_TASKS)
     # The schedule depends on the planned length, so the first part plans four steps too and is cut off.
     first = toy_trainer(toy_config(model, tmp_path / "b", *common, "trainer.total_epochs=4"), tasks=TOY_TASKS)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from verl.trainer.config.ppo_sections import PPOConfig
+from verl.trainer.config.sft_sections import SFTConfig
 
 __all__ = ["ignored_keys"]
 
@@ -23,14 +24,19 @@ _READ_BY_NOBODY = (
     "actor_rollout_ref.rollout.multi_turn.max_turns",
     "actor_rollout_ref.rollout.multi_turn.tool_config_path",
     "reward_model.sandbox_fusion.url",
-    "algorithm.filter_groups.metric",
+    "algorithm.hgpo.weight_type",
     "trainer.validation_data_dir",
     "trainer.del_local_ckpt_after_load",
     "trainer.log_eval_steps",
 )
 
 
-def ignored_keys(cfg: PPOConfig) -> tuple[str, ...]:
+_READ_BY_NOBODY_IN_SFT = ("data.micro_batch_size",)
+
+
+def ignored_keys(cfg: PPOConfig | SFTConfig) -> tuple[str, ...]:
     """The keys that `cfg` sets to something else than their default although nothing reads them."""
-    defaults = PPOConfig()
-    return tuple(key for key in _READ_BY_NOBODY if attrgetter(key)(cfg) != attrgetter(key)(defaults))
+    keys, defaults = (
+        (_READ_BY_NOBODY_IN_SFT, SFTConfig()) if isinstance(cfg, SFTConfig) else (_READ_BY_NOBODY, PPOConfig())
+    )
+    return tuple(key for key in keys if attrgetter(key)(cfg) != attrgetter(key)(defaults))

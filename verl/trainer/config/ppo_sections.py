@@ -52,15 +52,17 @@ class PPOConfig(RootConfig):
     def normalized(self) -> PPOConfig:
         """Old global micro-batch sizes become per-rank ones; `trainer.val_out` selects the evaluation split.
 
-        A global size that the number of ranks does not divide stays as it is; `validate_ppo_config` refuses it.
+        A global size of an update that the number of ranks does not divide stays as it is; `validate_ppo_config`
+        refuses it. A pass without update takes any number of rows, so its size is rounded down.
         """
         ranks = self.trainer.world_size
         policy = self.actor_rollout_ref
         actor, ref, rollout, critic = policy.actor, policy.ref, policy.rollout, self.critic
         actor = _per_rank(actor, "ppo_micro_batch_size", ranks)
-        ref = _per_rank(ref, "log_prob_micro_batch_size", ranks)
-        rollout = _per_rank(rollout, "log_prob_micro_batch_size", ranks)
-        critic = _per_rank(_per_rank(critic, "ppo_micro_batch_size", ranks), "forward_micro_batch_size", ranks)
+        ref = _per_rank(ref, "log_prob_micro_batch_size", ranks, exact=False)
+        rollout = _per_rank(rollout, "log_prob_micro_batch_size", ranks, exact=False)
+        critic = _per_rank(critic, "ppo_micro_batch_size", ranks)
+        critic = _per_rank(critic, "forward_micro_batch_size", ranks, exact=False)
         env = self.env
         if self.trainer.val_out:
             env = replace(env, alfworld=replace(env.alfworld, eval_dataset="eval_out_of_distribution"))
@@ -68,9 +70,9 @@ class PPOConfig(RootConfig):
         return replace(self, actor_rollout_ref=policy, critic=critic, env=env)
 
 
-def _per_rank(section: SectionT, key: str, ranks: int) -> SectionT:
-    """`section` with a set `key` moved to `{key}_per_gpu`, where that is null and the division is exact."""
+def _per_rank(section: SectionT, key: str, ranks: int, *, exact: bool = True) -> SectionT:
+    """`section` with a set `key` moved to `{key}_per_gpu`, where that is null and (`exact`) the division is exact."""
     old, new = getattr(section, key), getattr(section, f"{key}_per_gpu")
-    if old is None or new is not None or old % ranks:
+    if old is None or new is not None or (exact and old % ranks):
         return section
-    return replace(section, **{key: None, f"{key}_per_gpu": old // ranks})
+    return replace(section, **{key: None, f"{key}_per_gpu": max(1, old // ranks)})

@@ -26,6 +26,7 @@ __all__ = [
     "EnvRolloutConfig",
     "FilterGroupsConfig",
     "GeneratedGamesConfig",
+    "GeneratedShopConfig",
     "GiGPOConfig",
     "HGPOConfig",
     "KLCtrlConfig",
@@ -107,10 +108,10 @@ class KLCtrlConfig:
 
 @dataclass(frozen=True)
 class PFPPOConfig:
-    """Resampling of rows by reward; not part of this version."""
+    """Resampling of rows by reward, with `gae` only."""
 
     reweight_method: Literal["pow", "max_min", "max_random"] = "pow"
-    weight_pow: float = 2.0
+    weight_pow: NonNegativeFloat = 2.0
 
 
 @dataclass(frozen=True)
@@ -129,19 +130,24 @@ class HGPOConfig:
 
     mode: Literal["mean_norm", "mean_std_norm"] = "mean_std_norm"
     weight_type: str = "length"
+    """Accepted for old scripts, not read: groups are weighted by history length."""
     length_weight_alpha: float = 1.0
+    """Exponent of those weights."""
     base_group: bool = False
+    """Adds the whole task as a group, as GRPO has it."""
+    history_length: int = 2
+    """Past observations that tell groups apart; follows env.history_length."""
 
 
 @dataclass(frozen=True)
 class FilterGroupsConfig:
-    """Dynamic sampling of groups."""
+    """Dynamic sampling: train on groups whose episodes differ (`verl.trainer.ppo.dynamic_sampling`)."""
 
     enable: bool = False
     max_num_gen_batches: int = 10
-    """Tries; <= 0 = until full."""
+    """Generation batches per step; what is then missing is filled up with other groups. <= 0 = until full."""
     metric: str | None = None
-    """Accepted for old scripts, not read."""
+    """Column that has to differ; null (or `acc`, `score`, `seq_reward`, as scripts write) = the episode's reward."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,7 @@ class AlgorithmConfig:
     """True: every turn counts in group statistics; False: one entry per trajectory."""
     singleton_advantage: Literal["reference", "zero"] = "reference"
     """A group of one passes its score through, or gets zero."""
-    recipe_modules: tuple[str, ...] = ()
+    recipe_modules: tuple[str, ...] = ("recipe.gigpo", "recipe.hgpo")
     """Modules imported at start; they register estimators, losses, hooks."""
     use_kl_in_reward: bool = False
     kl_penalty: KLKind = "kl"
@@ -183,6 +189,7 @@ class TrainerConfig:
     logger: tuple[str, ...] = ("console", "wandb")
     """Backends besides metrics.jsonl, which is always written."""
     log_val_generations: NonNegativeInt = 0
+    """Validation episodes that wandb and TensorBoard show as text."""
     rollout_data_dir: str | None = None
     validation_data_dir: str | None = None
     nnodes: PositiveInt = 1
@@ -265,6 +272,12 @@ class GeneratedGamesConfig:
     valid_seen: PositiveInt = 24
     valid_unseen: PositiveInt = 24
     seed: int = 0
+    max_receptacles: PositiveInt | None = None
+    """Rooms are trimmed to so many receptacles; null = whole rooms."""
+    max_objects: NonNegativeInt | None = None
+    """At most so many objects besides the task's; null = no limit."""
+    max_object_classes: PositiveInt | None = None
+    """Only so many object classes occur; null = all."""
 
 
 @dataclass(frozen=True)
@@ -301,11 +314,39 @@ class SokobanConfig:
 
 
 @dataclass(frozen=True)
+class GeneratedShopConfig:
+    """A shop made by the project's generator (`env.webshop.source=generated`)."""
+
+    dir: str | None = None
+    """null = a folder of the user's cache, made on first use."""
+    products: PositiveInt = 1000
+    goals: PositiveInt = 2000
+    seed: int = 0
+
+
+@dataclass(frozen=True)
 class WebshopConfig:
-    """WebShop catalogue."""
+    """WebShop catalogue, goals and prompts."""
 
     use_small: bool = True
+    """The 1,000-product files; False = the files of all 1.18 million products."""
     human_goals: bool = False
+    """Goals people wrote; False = synthetic ones."""
+    data_dir: str | None = None
+    """Folder of the product and goal files; null = $WEBSHOP_DATA."""
+    source: Literal["data", "generated"] = "data"
+    generated: GeneratedShopConfig = field(default_factory=GeneratedShopConfig)
+    split: Literal["goal", "product"] | None = None
+    """What training and validation do not share; null = goal for data files, product for a generated shop."""
+    legacy_goal_order: bool = False
+    """True restores the reference's order: every group shuffles the goals with its own seed (nothing is held out)."""
+    val_goals: PositiveInt | None = None
+    """At most so many of the held-out goals are played; null = all."""
+    option_match: Literal["upstream", "fixed"] = "upstream"
+    """How the reward compares the options bought with those wanted."""
+    observation_mode: Literal["text", "text_rich"] = "text"
+    """text_rich marks buttons and what was clicked; text does not show which options are selected."""
+    prompt_style: Literal["full", "compact"] = "full"
 
 
 @dataclass(frozen=True)
@@ -329,6 +370,8 @@ class EnvConfig:
     """Past steps shown in the prompt; <= 0 = none."""
     num_workers: NonNegativeInt | None = None
     """Environment actors; null = from the number of cores."""
+    worker_timeout: PositiveFloat = 300.0
+    """Seconds that one reset or step of an environment actor may take; then the run ends and names the task."""
     resources_per_worker: ResourcesConfig = field(default_factory=ResourcesConfig)
     rollout: EnvRolloutConfig = field(default_factory=EnvRolloutConfig)
     alfworld: AlfworldConfig = field(default_factory=AlfworldConfig)

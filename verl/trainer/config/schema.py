@@ -46,6 +46,7 @@ from verl.trainer.config.run_sections import (
     EnvRolloutConfig,
     FilterGroupsConfig,
     GeneratedGamesConfig,
+    GeneratedShopConfig,
     GiGPOConfig,
     HGPOConfig,
     KLCtrlConfig,
@@ -66,7 +67,8 @@ from verl.trainer.config.sft_sections import (
     SFTOptimConfig,
     SFTTrainerConfig,
 )
-from verl.trainer.config.validate import validate_ppo_config, validate_sft_config
+from verl.trainer.config.validate import validate_ppo_config
+from verl.trainer.config.validate_sft import validate_sft_config
 from verl.trainer.config.worker_sections import (
     ActorConfig,
     ActorRolloutRefConfig,
@@ -107,6 +109,7 @@ __all__ = [
     "FilterGroupsConfig",
     "Fraction",
     "GeneratedGamesConfig",
+    "GeneratedShopConfig",
     "GiGPOConfig",
     "HGPOConfig",
     "KLCtrlConfig",

@@ -134,7 +134,7 @@ class SFTTrainerConfig:
     default_local_dir: str = "/tmp/sft_model"
     default_hdfs_dir: str | None = None
     resume_path: str | None = None
-    """A `global_step_N` folder of an earlier run."""
+    """A `global_step_N` folder, or the folder of a run for its newest complete checkpoint."""
     project_name: str = "gsm8k-sft"
     experiment_name: str = "test"
     total_epochs: PositiveInt = 4

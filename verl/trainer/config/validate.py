@@ -7,18 +7,21 @@ Every refusal is a `UserError` whose sentence says what to set instead. Nothing 
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Iterable
 
 from verl.trainer.config.ppo_sections import PPOConfig
 from verl.trainer.config.run_sections import DataConfig
-from verl.trainer.config.sft_sections import SFTConfig
-from verl.trainer.config.worker_sections import ActorConfig, CriticConfig, RefConfig, RolloutConfig
+from verl.trainer.config.validate_sizes import (
+    check_critic_sizes,
+    check_policy_sizes,
+)
+from verl.trainer.config.worker_sections import RolloutConfig
 from verl.utils.errors import UserError
 from verl.utils.fs import is_hdfs_path
+from verl.utils.import_utils import is_installed
 from verl.utils.tracking import BACKENDS
 
-__all__ = ["validate_ppo_config", "validate_sft_config"]
+__all__ = ["check_backends", "check_remote", "refuse", "unsupported_engine", "validate_critic", "validate_ppo_config"]
 
 _NEEDED_CONTENTS = ("model", "optimizer", "extra")
 Refusals = Iterable[tuple[bool, str]]
@@ -26,13 +29,15 @@ Refusals = Iterable[tuple[bool, str]]
 
 def validate_ppo_config(cfg: PPOConfig) -> None:
     """Raise UserError for the first combination in `cfg` that this version cannot run."""
-    _refuse(_unsupported_rollout(cfg.actor_rollout_ref.rollout))
-    _refuse(_unsupported_model(cfg))
-    _refuse(_unsupported_run(cfg))
-    _refuse(_contradictions(cfg))
-    _check_backends(cfg.trainer.logger)
+    rollout = cfg.actor_rollout_ref.rollout
+    refuse(unsupported_engine(rollout, "actor_rollout_ref.rollout"))
+    refuse(_unsupported_sampling(rollout, "actor_rollout_ref.rollout"))
+    refuse(_unsupported_model(cfg))
+    refuse(_unsupported_run(cfg))
+    refuse(_contradictions(cfg))
+    check_backends(cfg.trainer.logger)
     _check_contents("actor_rollout_ref.actor.checkpoint.contents", cfg.actor_rollout_ref.actor.checkpoint.contents)
-    _check_remote(
+    check_remote(
         {
             "trainer.default_hdfs_dir": cfg.trainer.default_hdfs_dir,
             "trainer.default_local_dir": cfg.trainer.default_local_dir,
@@ -42,96 +47,62 @@ def validate_ppo_config(cfg: PPOConfig) -> None:
             "data.val_files": cfg.data.val_files,
         }
     )
-    _check_sizes(cfg)
+    check_policy_sizes(cfg)
+    if cfg.use_critic:
+        validate_critic(cfg)
 
 
-def validate_sft_config(cfg: SFTConfig, world_size: int | None = None) -> None:
-    """Raise UserError for the first combination in `cfg` that this version cannot run.
-
-    Args:
-        world_size: number of ranks; None = the WORLD_SIZE that torchrun sets, 1 without it.
-    """
-    ranks = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
-    _refuse(
-        [
-            (
-                cfg.ulysses_sequence_parallel_size > 1,
-                "ulysses_sequence_parallel_size above 1 is not available; set ulysses_sequence_parallel_size=1.",
-            ),
-            (cfg.model.lora_rank > 0, "model.lora_rank above 0 is not available; set model.lora_rank=0."),
-            (cfg.model.use_liger, "model.use_liger is not available; set model.use_liger=False."),
-            (
-                cfg.model.use_shm or cfg.data.use_shm,
-                "use_shm is not available; set model.use_shm=False and data.use_shm=False.",
-            ),
-            (
-                cfg.data.multiturn.enable,
-                "data.multiturn.enable is not available; write one row per assistant turn and set it to False.",
-            ),
-            (
-                cfg.use_remove_padding,
-                "use_remove_padding is not available here (micro-batches hold rows of similar length instead); "
-                "set use_remove_padding=False.",
-            ),
-            (
-                cfg.optim.name == "muon" and cfg.model.strategy == "fsdp",
-                "optim.name=muon needs whole matrices; set model.strategy=fsdp2 or optim.name=adamw.",
-            ),
-            (
-                cfg.data.chat_template is not None,
-                "data.chat_template is not available (the tokenizer's own template is used); set it to null.",
-            ),
-            (
-                cfg.data.custom_cls.path is not None,
-                "data.custom_cls is not available; write the rows to parquet and set data.custom_cls.path=null.",
-            ),
-            (
-                cfg.trainer.default_hdfs_dir is not None,
-                "trainer.default_hdfs_dir is not supported; set it to null and copy trainer.default_local_dir later.",
-            ),
-        ]
+def validate_critic(cfg: PPOConfig) -> None:
+    """Raise UserError for keys of the section `critic` that cannot work; for estimators with a value model."""
+    critic = cfg.critic
+    refuse(
+        (is_on, f"critic.model.{name}=True is not available; set critic.model.{name}=False.")
+        for name, is_on in (
+            ("enable_activation_offload", critic.model.enable_activation_offload),
+            ("use_shm", critic.model.use_shm),
+        )
     )
-    _check_backends(cfg.trainer.logger)
-    _check_remote(
-        {
-            "trainer.default_local_dir": cfg.trainer.default_local_dir,
-            "trainer.resume_path": cfg.trainer.resume_path,
-            "model.partial_pretrain": cfg.model.partial_pretrain,
-            "data.train_files": cfg.data.train_files,
-            "data.val_files": cfg.data.val_files,
-        }
-    )
-    _check_mini_batch("data.train_batch_size", cfg.data.train_batch_size, ranks)
-    _check_micro_batch(
-        "data.train_batch_size",
-        cfg.data.train_batch_size,
-        "data.micro_batch_size_per_gpu",
-        cfg.data.micro_batch_size_per_gpu,
-        ranks,
-    )
+    _check_contents("critic.checkpoint.contents", critic.checkpoint.contents)
+    check_critic_sizes(cfg)
 
 
-def _refuse(refusals: Refusals) -> None:
+def refuse(refusals: Refusals) -> None:
     for wrong, sentence in refusals:
         if wrong:
             raise UserError(sentence)
 
 
-def _unsupported_rollout(rollout: RolloutConfig) -> Refusals:
-    prefix = "actor_rollout_ref.rollout"
+def unsupported_engine(rollout: RolloutConfig, prefix: str) -> Refusals:
+    """What no program of this version can do with a generation engine; `prefix` is the section's key."""
     yield (
         rollout.name != "hf",
         f"{prefix}.name={rollout.name} is not available yet; set {prefix}.name=hf.",
-    )
-    yield rollout.mode != "sync", f"{prefix}.mode={rollout.mode} is not available yet; set {prefix}.mode=sync."
-    yield (
-        rollout.n != 1,
-        f"{prefix}.n={rollout.n} cannot work with environments; leave it at 1 and set the group size as env.rollout.n.",
     )
     yield (
         rollout.multi_turn.enable,
         f"{prefix}.multi_turn.enable is an engine's tool loop and not available; set it to False, "
         "the environment loop is multi-turn by itself.",
+    )
+    for name in ("min_p", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+        yield getattr(rollout, name) is not None, f"{prefix}.{name} needs an engine other than hf; set it to null."
+    for name in ("stop", "stop_token_ids"):
+        yield getattr(rollout, name) is not None, f"{prefix}.{name} needs an engine other than hf; set it to null."
+    yield (
+        rollout.limit_images is not None,
+        f"{prefix}.limit_images needs an environment with images, which this version lacks; set it to null.",
+    )
+    needed = rollout.max_row_length
+    yield (
+        rollout.max_model_len is not None and rollout.max_model_len < needed,
+        f"{prefix}.max_model_len={rollout.max_model_len} is below prompt_length + response_length = "
+        f"{rollout.prompt_length} + {rollout.response_length}; set it to {needed} or null.",
+    )
+
+
+def _unsupported_sampling(rollout: RolloutConfig, prefix: str) -> Refusals:
+    yield (
+        rollout.n != 1,
+        f"{prefix}.n={rollout.n} cannot work with environments; leave it at 1 and set the group size as env.rollout.n.",
     )
     yield (
         rollout.temperature == 0,
@@ -142,20 +113,6 @@ def _unsupported_rollout(rollout: RolloutConfig) -> Refusals:
         rollout.val_kwargs.do_sample and rollout.val_kwargs.temperature == 0,
         f"{prefix}.val_kwargs.do_sample=True needs {prefix}.val_kwargs.temperature above 0; "
         "set a temperature, or do_sample=False for greedy validation.",
-    )
-    for name in ("min_p", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty"):
-        yield getattr(rollout, name) is not None, f"{prefix}.{name} needs an engine other than hf; set it to null."
-    for name in ("stop", "stop_token_ids"):
-        yield getattr(rollout, name) is not None, f"{prefix}.{name} needs an engine other than hf; set it to null."
-    yield (
-        rollout.limit_images is not None,
-        f"{prefix}.limit_images needs an environment with images, which this version lacks; set it to null.",
-    )
-    needed = rollout.prompt_length + rollout.response_length
-    yield (
-        rollout.max_model_len is not None and rollout.max_model_len < needed,
-        f"{prefix}.max_model_len={rollout.max_model_len} is below prompt_length + response_length = "
-        f"{rollout.prompt_length} + {rollout.response_length}; set it to {needed} or null.",
     )
 
 
@@ -174,11 +131,11 @@ def _unsupported_model(cfg: PPOConfig) -> Refusals:
         name = f"{key}.ulysses_sequence_parallel_size"
         yield size > 1, f"{name}={size} is not available yet; set {name}=1."
     yield (
-        policy.model.lora_rank > 0,
-        f"{prefix}.model.lora_rank={policy.model.lora_rank}: LoRA is not available; set {prefix}.model.lora_rank=0.",
+        policy.model.use_liger and not is_installed("liger_kernel"),
+        f"{prefix}.model.use_liger=True needs the package liger-kernel, which is not installed; "
+        f"set {prefix}.model.use_liger=False.",
     )
     for name, is_on in (
-        ("use_liger", policy.model.use_liger),
         ("use_fused_kernels", policy.model.use_fused_kernels),
         ("enable_activation_offload", policy.model.enable_activation_offload),
         ("use_shm", policy.model.use_shm),
@@ -212,13 +169,29 @@ def _unsupported_run(cfg: PPOConfig) -> Refusals:
         f"reward_model.reward_manager={reward.reward_manager} is not supported; set it to episode.",
     )
     yield (
-        algorithm.filter_groups.enable,
-        "algorithm.filter_groups.enable=True (dynamic sampling) is not available yet; set it to False.",
+        algorithm.filter_groups.enable and cfg.env.group_size < 2,
+        "algorithm.filter_groups.enable=True keeps groups whose episodes differ, and env.rollout.n="
+        f"{cfg.env.rollout.n} makes groups of one; set env.rollout.n to 2 or more, or filter_groups.enable to False.",
     )
-    yield algorithm.use_pf_ppo, "algorithm.use_pf_ppo is not supported; set it to False."
+    yield (
+        algorithm.use_pf_ppo and algorithm.adv_estimator != "gae",
+        "algorithm.use_pf_ppo=True resamples the rows of a value-model run; set algorithm.adv_estimator=gae, or "
+        "use_pf_ppo to False.",
+    )
     yield (
         algorithm.adv_estimator == "remax",
-        "algorithm.adv_estimator=remax needs a single-turn baseline, which environments do not have; use grpo.",
+        "algorithm.adv_estimator=remax needs the reward of a greedy episode of every task as its baseline, which the "
+        "rollout does not play; set algorithm.adv_estimator=rloo, whose baseline is the group's other episodes.",
+    )
+    yield (
+        algorithm.adv_estimator == "grpo_passk" and cfg.env.group_size < 2,
+        f"algorithm.adv_estimator=grpo_passk compares the two best episodes of a group, and env.rollout.n="
+        f"{cfg.env.rollout.n} makes groups of one; set env.rollout.n to 2 or more.",
+    )
+    yield (
+        algorithm.gigpo.enable_similarity and algorithm.gigpo.similarity_thresh in (0.0, 1.0),
+        f"algorithm.gigpo.similarity_thresh={algorithm.gigpo.similarity_thresh} must lie between 0 and 1, both "
+        "excluded; equal observations only are algorithm.gigpo.enable_similarity=False.",
     )
     yield (
         data.custom_cls.path is not None,
@@ -244,11 +217,6 @@ def _unsupported_run(cfg: PPOConfig) -> Refusals:
         "data.shuffle=False is not available, tasks come in a seeded random order; set data.shuffle=True.",
     )
     yield (
-        cfg.trainer.log_val_generations > 0,
-        "trainer.log_val_generations is not available; set it to 0, whole validation episodes are in "
-        "trainer.default_local_dir/validation.",
-    )
-    yield (
         cfg.trainer.log_llm_steps,
         "trainer.log_llm_steps is not available; set trainer.rollout_data_dir to get every turn as JSON lines.",
     )
@@ -262,6 +230,11 @@ def _contradictions(cfg: PPOConfig) -> Refusals:
         "with environments; leave data.gen_batch_size unset.",
     )
     rollout = cfg.actor_rollout_ref.rollout
+    yield (
+        rollout.mode == "async" and data.train_batch_size * cfg.env.group_size < 2,
+        "actor_rollout_ref.rollout.mode=async lets one part of the episodes generate while the other's environments "
+        "step, and data.train_batch_size * env.rollout.n is one episode; set mode=sync.",
+    )
     yield (
         rollout.prompt_length != data.max_prompt_length,
         f"actor_rollout_ref.rollout.prompt_length={rollout.prompt_length} must equal data.max_prompt_length="
@@ -286,7 +259,7 @@ def _contradictions(cfg: PPOConfig) -> Refusals:
     )
 
 
-def _check_backends(names: tuple[str, ...]) -> None:
+def check_backends(names: tuple[str, ...]) -> None:
     for name in names:
         if name in BACKENDS:
             continue
@@ -302,71 +275,8 @@ def _check_contents(key: str, contents: tuple[str, ...]) -> None:
         raise UserError(f"{key} lacks {', '.join(missing)}, without which a run cannot resume; set {key}=[{wanted}].")
 
 
-def _check_remote(values: dict[str, str | tuple[str, ...] | None]) -> None:
+def check_remote(values: dict[str, str | tuple[str, ...] | None]) -> None:
     for key, value in values.items():
         for path in (value,) if isinstance(value, str) else value or ():
             if is_hdfs_path(path) or key.endswith("hdfs_dir"):
                 raise UserError(f"{key}={path}: remote folders are not supported; use a local folder and set {key} so.")
-
-
-def _check_sizes(cfg: PPOConfig) -> None:
-    ranks = cfg.trainer.world_size
-    policy = cfg.actor_rollout_ref
-    _check_pass("actor_rollout_ref.rollout", policy.rollout, policy.rollout.log_prob_use_dynamic_bsz)
-    if cfg.use_reference:
-        _check_pass("actor_rollout_ref.ref", policy.ref, policy.ref.log_prob_use_dynamic_bsz)
-    _check_update("actor_rollout_ref.actor", policy.actor, ranks)
-    if cfg.use_critic:
-        _check_update("critic", cfg.critic, ranks)
-
-
-def _check_pass(prefix: str, section: RolloutConfig | RefConfig, dynamic: bool) -> None:
-    """A forward-only pass works with any number of rows; it needs a micro-batch size or a token budget."""
-    if not dynamic:
-        _check_pair(
-            f"{prefix}.log_prob_micro_batch_size",
-            section.log_prob_micro_batch_size,
-            section.log_prob_micro_batch_size_per_gpu,
-        )
-
-
-def _check_update(prefix: str, section: ActorConfig | CriticConfig, ranks: int) -> None:
-    key, mini = f"{prefix}.ppo_mini_batch_size", section.ppo_mini_batch_size
-    _check_mini_batch(key, mini, ranks)
-    if section.use_dynamic_bsz:
-        return
-    micro_key, micro = f"{prefix}.ppo_micro_batch_size", section.ppo_micro_batch_size_per_gpu
-    _check_pair(micro_key, section.ppo_micro_batch_size, micro)
-    if micro is None:
-        raise UserError(
-            f"{micro_key}={section.ppo_micro_batch_size} does not divide by the {ranks} ranks; set "
-            f"{micro_key}_per_gpu to the rows of one rank instead."
-        )
-    _check_micro_batch(key, mini, f"{micro_key}_per_gpu", micro, ranks)
-
-
-def _check_pair(key: str, old: int | None, per_gpu: int | None) -> None:
-    if old is None and per_gpu is None:
-        raise UserError(f"{key}_per_gpu is not set; set it to the rows of one forward pass, for example 8.")
-    if old is not None and per_gpu is not None:
-        raise UserError(f"{key}={old} and {key}_per_gpu={per_gpu} are both set; keep only {key}_per_gpu.")
-
-
-def _check_mini_batch(key: str, mini: int, ranks: int) -> None:
-    if mini % ranks == 0:
-        return
-    below, above = mini // ranks * ranks, (mini // ranks + 1) * ranks
-    choices = f"{above}" if below == 0 else f"{below} or {above}"
-    raise UserError(f"{key}={mini} rows cannot be shared equally by {ranks} ranks; set {key} to {choices}.")
-
-
-def _check_micro_batch(mini_key: str, mini: int, micro_key: str, micro: int, ranks: int) -> None:
-    rows = mini // ranks
-    if rows % micro == 0:
-        return
-    divisor = max(size for size in range(1, min(micro, rows) + 1) if rows % size == 0)
-    larger = -(-rows // micro) * micro * ranks
-    raise UserError(
-        f"{micro_key}={micro} does not divide the {rows} rows that each of {ranks} ranks gets of {mini_key}={mini}; "
-        f"set {micro_key}={divisor} or {mini_key}={larger}."
-    )

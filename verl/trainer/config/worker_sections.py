@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-KLKind = Literal["kl", "abs", "mse", "low_var_kl", "full"]
+KLKind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full"]
 EngineDtype = Literal["bfloat16", "bf16", "float16", "fp16", "half", "float32", "fp32", "float"]
 
 
@@ -163,6 +163,7 @@ class RolloutConfig:
 
     name: Literal["vllm", "sglang", "hf"] = "vllm"
     mode: Literal["sync", "async"] = "sync"
+    """async: the episodes are played in two parts, one generates while the other's environments step. Same data."""
     chat_scheduler: str | None = None
     temperature: NonNegativeFloat = 1.0
     """Sampling temperature; also divides the logits of every log-prob pass."""
@@ -187,6 +188,7 @@ class RolloutConfig:
     max_model_len: PositiveInt | None = None
     """null = prompt_length + response_length."""
     max_num_seqs: PositiveInt = 1024
+    """Rows that are decoded at the same time."""
     log_prob_micro_batch_size: PositiveInt | None = None
     """Old global form of the next key; set exactly one of the two."""
     log_prob_micro_batch_size_per_gpu: PositiveInt | None = None
@@ -212,6 +214,11 @@ class RolloutConfig:
     repetition_penalty: PositiveFloat | None = None
     stop: tuple[str, ...] | None = None
     stop_token_ids: tuple[int, ...] | None = None
+
+    @property
+    def max_row_length(self) -> int:
+        """Tokens that prompt and response can have together."""
+        return self.prompt_length + self.response_length
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from verl.protocol import DataProto
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.columns import tensors_of
+from verl.trainer.ppo.group_stats import factorize, suffix_sums
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions, log_seqlen_unbalance
 
 if TYPE_CHECKING:
@@ -86,30 +87,52 @@ def compute_step_returns(data: DataProto, gamma: float) -> Tensor:
 
     Reads ``rewards`` and ``traj_uid``; rows of a trajectory must be in turn order (they need not be contiguous).
     """
-    rewards = data.non_tensor_batch["rewards"].astype(np.float64)
-    running: dict[Any, float] = {}
-    returns = np.zeros(len(rewards))
-    for row in range(len(rewards) - 1, -1, -1):
-        traj = data.non_tensor_batch["traj_uid"][row]
-        returns[row] = running[traj] = rewards[row] + gamma * running.get(traj, 0.0)
+    columns = data.non_tensor_batch
+    returns = suffix_sums(columns["rewards"].astype(np.float64), columns["traj_uid"], gamma)
     return torch.from_numpy(returns.astype(np.float32))
 
 
-def compute_advantage(data: DataProto, adv_estimator: str, config: AlgorithmConfig) -> DataProto:
+def add_to_last_reward(data: DataProto, change: Tensor, gamma: float) -> None:
+    """Make ``step_rewards`` those of a rollout whose last turns had earned ``change`` more.
+
+    A turn that is n turns before its trajectory's last gets ``gamma^n change``. The environment's own ``rewards`` stay.
+
+    Args:
+        change: ``(B,)``, the same for all rows of a trajectory.
+    """
+    columns, tensors = data.non_tensor_batch, tensors_of(data)
+    trajectory = factorize(columns["traj_uid"])
+    turn = columns["step_index"].astype(np.int64)
+    last = np.zeros(len(turn), dtype=np.int64)
+    np.maximum.at(last, trajectory, turn)
+    discount = torch.from_numpy(float(gamma) ** (last[trajectory] - turn))
+    tensors["step_rewards"] = tensors["step_rewards"] + (discount * change.double()).float()
+
+
+def compute_advantage(
+    data: DataProto, adv_estimator: str, config: AlgorithmConfig, metrics: dict[str, Any] | None = None
+) -> DataProto:
     """Add ``advantages`` and ``returns`` (``(B, R)`` float32) of the registered estimator.
+
+    Args:
+        metrics: receives what the estimator wants logged.
 
     Raises:
         UserError: the estimator is not registered.
         ValueError: it returned a wrong shape.
     """
     estimator = core_algos.get_adv_estimator(adv_estimator)
-    advantages, returns = estimator(data, config)
+    advantages, returns, *logged = estimator(data, config)
+    if metrics is not None:
+        for values in logged:
+            metrics.update(values)
     tensors = tensors_of(data)
     shape = tensors["response_mask"].shape
     if advantages.shape != shape or returns.shape != shape:
         raise ValueError(f"estimator {adv_estimator!r} returned {tuple(advantages.shape)}, expected {tuple(shape)}")
     tensors["advantages"] = advantages.float()
-    tensors["returns"] = returns.float()
+    # Two tensors in any case: hooks may edit the advantages in place.
+    tensors["returns"] = returns.clone() if returns is advantages else returns.float()
     return data
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders of a run's checkpoints: written aside, renamed when whole, found again, rotated.
 
-``{root}/global_step_{N}/{actor/, hooks/<name>/, trainer_state.json}``. A folder has its final name only when it is
-complete, and ``trainer_state.json`` is the last file written into it, so whatever a crash leaves behind is never
+``{root}/global_step_{N}/{actor/, critic/, hooks/<name>/, trainer_state.json}``. A folder has its final name only when
+it is complete, and ``trainer_state.json`` is the last file written into it, so whatever a crash leaves behind is never
 mistaken for a checkpoint. ``{root}/latest_checkpointed_iteration.txt`` names the step to resume from.
 """
 
@@ -12,12 +12,14 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from verl.utils.checkpoint.checkpoint_manager import TRACKER_FILE as LATEST_FILE
+from verl.utils.checkpoint.checkpoint_manager import complete_steps, find_latest_ckpt_path
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_dir, atomic_write
 
@@ -25,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 STATE_FILE = "trainer_state.json"
 STATE_VERSION = 1
-_STEP_FOLDER = re.compile(r"global_step_(\d+)")
 _LEFTOVER = re.compile(r"global_step_\d+\.tmp-.*")
 
 
@@ -47,11 +48,15 @@ class TrainerState:
 
 
 class CheckpointStore:
-    """Checkpoints below ``root``; ``keep`` newest ones stay after a save (None: all)."""
+    """Checkpoints below ``root``.
 
-    def __init__(self, root: str | Path, keep: int | None = None) -> None:
+    ``keep``: part (a folder in a checkpoint) -> in how many checkpoints it stays after a save, the new one counted;
+    None: in all. A checkpoint that lost a part can still be exported, but not resumed from; one without parts goes.
+    """
+
+    def __init__(self, root: str | Path, keep: Mapping[str, int | None] = MappingProxyType({"actor": None})) -> None:
         self.root = Path(root).expanduser()
-        self.keep = keep
+        self.keep = dict(keep)
 
     def folder(self, step: int) -> Path:
         return self.root / f"global_step_{step}"
@@ -83,29 +88,12 @@ class CheckpointStore:
             return None
         if resume_mode == "resume_path":
             return self._given(resume_from_path)
-        steps = self.complete_steps()
-        if not steps:
-            return None
-        latest = self._latest_step()
-        if latest in steps:
-            return self.folder(latest)
-        if latest is not None:
-            logger.warning(
-                "%s names step %d, whose folder is missing or incomplete; resuming from step %d",
-                self.root / LATEST_FILE, latest, steps[-1],
-            )  # fmt: skip
-        return self.folder(steps[-1])
+        latest = find_latest_ckpt_path(self.root, marker=STATE_FILE)
+        return None if latest is None else Path(latest)
 
     def complete_steps(self) -> list[int]:
         """Steps with a complete checkpoint, ascending."""
-        if not self.root.is_dir():
-            return []
-        steps = []
-        for folder in self.root.iterdir():
-            match = _STEP_FOLDER.fullmatch(folder.name)
-            if match and (folder / STATE_FILE).is_file():
-                steps.append(int(match.group(1)))
-        return sorted(steps)
+        return complete_steps(self.root, marker=STATE_FILE)
 
     def _given(self, path: str | None) -> Path:
         key = "trainer.resume_from_path"
@@ -119,31 +107,36 @@ class CheckpointStore:
             )
         return folder
 
-    def _latest_step(self) -> int | None:
-        path = self.root / LATEST_FILE
-        if not path.is_file():
-            return None
-        text = path.read_text().strip()
-        if not text.isdigit():
-            logger.warning("%s holds %r instead of a step number; ignored", path, text[:40])
-            return None
-        return int(text)
-
     def _point_to(self, step: int) -> None:
         atomic_write(self.root / LATEST_FILE, f"{step}\n")
 
     def _rotate(self, newest: int) -> None:
-        """Remove what a killed save left, and the oldest checkpoints beyond ``keep``, never the one just written."""
+        """Remove what a killed save left, and each part of the oldest checkpoints beyond its number."""
         for folder in self.root.iterdir():
             if _LEFTOVER.fullmatch(folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
-        if self.keep is None:
-            return
-        for step in [step for step in self.complete_steps() if step < newest][: -(self.keep - 1) or None]:
-            # Renamed first: a kill while deleting must not leave a folder that looks complete.
-            doomed = self.root / f"global_step_{step}.tmp-rotated"
-            self.folder(step).rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+        older = [step for step in complete_steps(self.root) if step < newest][::-1]
+        for step, parts in self._surplus(older).items():
+            folder = self.folder(step)
+            if all(part in parts or not (folder / part).is_dir() for part in self.keep):
+                # Renamed first: a kill while deleting must not leave a folder that looks complete.
+                doomed = self.root / f"global_step_{step}.tmp-rotated"
+                folder.rename(doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+                continue
+            # First of all it must not look like a checkpoint any more: without a part no run can go on from it.
+            (folder / STATE_FILE).unlink(missing_ok=True)
+            for name in (*parts, "hooks"):
+                shutil.rmtree(folder / name, ignore_errors=True)
+
+    def _surplus(self, older: Sequence[int]) -> dict[int, list[str]]:
+        """Parts to remove by step; ``older`` are the steps before the newest one, newest first."""
+        surplus: dict[int, list[str]] = {}
+        for part, limit in self.keep.items():
+            having = [step for step in older if (self.folder(step) / part).is_dir()]
+            for step in having[limit - 1 :] if limit is not None else ():
+                surplus.setdefault(step, []).append(part)
+        return surplus
 
 
 def load_state(folder: Path) -> TrainerState:

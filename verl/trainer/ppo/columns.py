@@ -7,6 +7,9 @@ from tensordict import TensorDict
 
 from verl.protocol import DataProto
 
+MODEL_COLUMNS = ("input_ids", "attention_mask", "position_ids", "responses")
+"""What a model needs of a row to score its response."""
+
 
 def tensors_of(data: DataProto) -> TensorDict:
     """The tensor columns of a batch that must have some.

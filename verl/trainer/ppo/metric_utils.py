@@ -16,6 +16,20 @@ from torch import Tensor
 
 from verl.protocol import DataProto
 from verl.trainer.ppo.columns import tensors_of
+from verl.trainer.ppo.validation_metrics import bootstrap_metric, calc_maj_val, process_validation_metrics
+
+__all__ = [
+    "bootstrap_metric",
+    "calc_maj_val",
+    "compute_data_metrics",
+    "compute_episode_metrics",
+    "compute_rollout_probs_diff",
+    "compute_throughout_metrics",
+    "compute_throughput_metrics",
+    "compute_timing_metrics",
+    "process_validation_metrics",
+    "reduce_metrics",
+]
 
 # Phases timed per response token; every other timed phase is per token of the whole batch.
 _RESPONSE_PHASES = ("gen",)
@@ -47,12 +61,16 @@ def _spread(name: str, values: Tensor) -> dict[str, float]:
     }
 
 
-def _lengths(data: DataProto) -> tuple[Tensor, Tensor]:
-    """Prompt and response tokens per row, ``(B,)`` each."""
-    tensors = tensors_of(data)
-    response_width = tensors["responses"].shape[-1]
-    mask = tensors["attention_mask"]
-    return mask[:, :-response_width].sum(dim=-1), mask[:, -response_width:].sum(dim=-1)
+def _compute_response_info(batch: DataProto) -> dict[str, Tensor]:
+    """``prompt_length`` and ``response_length`` in tokens, ``(B,)`` each, and ``response_mask`` ``(B, R)``."""
+    tensors = tensors_of(batch)
+    width = tensors["responses"].shape[-1]
+    prompt_mask, response_mask = tensors["attention_mask"][:, :-width], tensors["attention_mask"][:, -width:]
+    return {
+        "response_mask": response_mask,
+        "prompt_length": prompt_mask.sum(dim=-1),
+        "response_length": response_mask.sum(dim=-1),
+    }
 
 
 def _first_rows(traj_uid: np.ndarray) -> np.ndarray:
@@ -81,7 +99,8 @@ def compute_data_metrics(data: DataProto, use_critic: bool = False) -> dict[str,
     """Score, reward, advantage, length and episode metrics of a step's real rows (without padding rows)."""
     batch = tensors_of(data)
     mask = batch["response_mask"].bool()
-    prompt, response = _lengths(data)
+    info = _compute_response_info(data)
+    prompt, response = info["prompt_length"], info["response_length"]
     response_width = batch["responses"].shape[-1]
     prompt_width = batch["attention_mask"].shape[-1] - response_width
     metrics = _spread("critic/score", batch["token_level_scores"].sum(dim=-1))
@@ -91,8 +110,9 @@ def compute_data_metrics(data: DataProto, use_critic: bool = False) -> dict[str,
     if use_critic:
         values, returns = batch["values"][mask], batch["returns"][mask]
         metrics |= _spread("critic/values", values)
-        explained = 1.0 - (returns - values).var() / (returns.var() + 1e-5)
-        metrics["critic/vf_explained_var"] = explained.item()
+        if len(returns) > 1:
+            explained = 1.0 - (returns - values).var() / (returns.var() + 1e-5)
+            metrics["critic/vf_explained_var"] = explained.item()
     metrics |= _spread("response_length", response)
     metrics["response_length/clip_ratio"] = (response == response_width).float().mean().item()
     metrics |= _spread("prompt_length", prompt)
@@ -117,9 +137,9 @@ def compute_rollout_probs_diff(data: DataProto) -> dict[str, float]:
 
 def compute_timing_metrics(data: DataProto, timing_raw: Mapping[str, float]) -> dict[str, float]:
     """``timing_s/*`` of every phase and ``timing_per_token_ms/*`` of the phases that scale with tokens."""
-    prompt, response = _lengths(data)
-    response_tokens = max(int(response.sum()), 1)
-    all_tokens = response_tokens + int(prompt.sum())
+    info = _compute_response_info(data)
+    response_tokens = max(int(info["response_length"].sum()), 1)
+    all_tokens = response_tokens + int(info["prompt_length"].sum())
     metrics = {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
     for name, seconds in timing_raw.items():
         if name in _RESPONSE_PHASES:

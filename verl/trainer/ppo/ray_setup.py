@@ -7,8 +7,9 @@ import logging
 import math
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from verl.trainer.config.loading import check_device
 from verl.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,8 +50,54 @@ def demand(config: PPOConfig, device: str, num_env_workers: int) -> Demand:
     return Demand(cpus=ranks + resources.num_cpus * num_env_workers, gpus=gpus)
 
 
+def join_cluster(config: PPOConfig) -> bool:
+    """Connect to the Ray cluster that ``ray_init.address`` or ``RAY_ADDRESS`` names, unless Ray is up; True when this
+    call did. Without an address nothing happens: :func:`start_ray` then starts a local Ray.
+
+    Raises:
+        UserError: no cluster answers there, or the config also says how large it should be.
+    """
+    import ray
+
+    address = config.ray_init.address or os.environ.get("RAY_ADDRESS")
+    if ray.is_initialized() or address in (None, "", "local"):
+        return False
+    kwargs = _ray_kwargs(config)
+    for name in ("num_cpus", "num_gpus", "object_store_memory"):
+        if name in kwargs:
+            raise UserError(
+                f"ray_init.{name}={kwargs[name]} is a size for a Ray that the run starts itself, and the one at "
+                f"{address} is running; set ray_init.{name}=null"
+            )
+    try:
+        ray.init(runtime_env=_runtime_env(config), **(kwargs | {"address": address}))
+    except ConnectionError as error:
+        raise UserError(
+            f"no Ray cluster answers at {address} (ray_init.address, RAY_ADDRESS): {' '.join(str(error).split())}; "
+            "start one there, or leave both unset to start Ray on this machine"
+        ) from error
+    return True
+
+
+def choose_device(config: PPOConfig) -> Literal["cuda", "cpu"]:
+    """The device of ``trainer.device``. With Ray up, its cluster decides what ``auto`` is, as the driver's machine need
+    not have a GPU; otherwise this machine does.
+
+    Raises:
+        UserError: ``cuda`` on a machine without a CUDA device, where the run stays on this machine.
+    """
+    import ray
+
+    wanted = config.trainer.device
+    if wanted == "cpu" or not ray.is_initialized():
+        return check_device(wanted)
+    if wanted == "auto":
+        return "cuda" if ray.cluster_resources().get("GPU", 0.0) >= config.trainer.world_size else "cpu"
+    return "cuda"
+
+
 def start_ray(config: PPOConfig, wanted: Demand) -> bool:
-    """Connect to Ray, or start a local one, unless it is up; True when this call did.
+    """Start a local Ray, unless one is up; True when this call did.
 
     A local Ray without ``ray_init.num_cpus`` gets as many CPU slots as the run asks for, even where that is more than
     the cores: on two cores everything then runs, slowly.
@@ -63,25 +110,26 @@ def start_ray(config: PPOConfig, wanted: Demand) -> bool:
     if ray.is_initialized():
         _check_cluster(wanted, ray.cluster_resources())
         return False
-    kwargs = config.ray_init.ray_kwargs()
-    defaults = get_ppo_ray_runtime_env()
-    runtime_env = dict(kwargs.pop("runtime_env", {}))
-    runtime_env["env_vars"] = defaults["env_vars"] | dict(runtime_env.get("env_vars", {}))
-    if kwargs.get("address") is None and not os.environ.get("RAY_ADDRESS"):
-        cores = os.cpu_count() or 1
-        kwargs.setdefault("num_cpus", max(cores, math.ceil(wanted.cpus)))
-        kwargs["address"] = "local"
-        gpus = int(kwargs.get("num_gpus", _visible_gpus()))
-        _check_local(config, wanted, int(kwargs["num_cpus"]), gpus)
-        kwargs["num_gpus"] = gpus
-        logger.info("starting a local Ray with %d CPU and %d GPU slots", kwargs["num_cpus"], gpus)
-    ray.init(runtime_env=runtime_env, include_dashboard=False, **kwargs)
-    try:
-        _check_cluster(wanted, ray.cluster_resources())
-    except UserError:
-        ray.shutdown()
-        raise
+    kwargs = _ray_kwargs(config)
+    cores = os.cpu_count() or 1
+    kwargs.setdefault("num_cpus", max(cores, math.ceil(wanted.cpus)))
+    kwargs["address"] = "local"
+    gpus = int(kwargs.get("num_gpus", _visible_gpus()))
+    _check_local(config, wanted, int(kwargs["num_cpus"]), gpus)
+    kwargs["num_gpus"] = gpus
+    logger.info("starting a local Ray with %d CPU and %d GPU slots", kwargs["num_cpus"], gpus)
+    ray.init(runtime_env=_runtime_env(config), include_dashboard=False, **kwargs)
     return True
+
+
+def _ray_kwargs(config: PPOConfig) -> dict[str, Any]:
+    return {name: value for name, value in config.ray_init.ray_kwargs().items() if name != "runtime_env"}
+
+
+def _runtime_env(config: PPOConfig) -> dict[str, Any]:
+    """The user's ``ray_init.runtime_env`` over the defaults."""
+    given = dict(config.ray_init.runtime_env or {})
+    return given | {"env_vars": get_ppo_ray_runtime_env()["env_vars"] | dict(given.get("env_vars", {}))}
 
 
 def _visible_gpus() -> int:

@@ -7,19 +7,18 @@ The trainer knows neither environments nor credit methods: it is given a traject
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
+from verl.protocol import DataProto
 from verl.single_controller.base import WorkerGroup
+from verl.trainer.config.validate import validate_critic
 from verl.trainer.ppo import batch_ops, core_algos
 from verl.trainer.ppo.batch_ops import (
     apply_invalid_action_penalty,
@@ -28,7 +27,8 @@ from verl.trainer.ppo.batch_ops import (
     compute_response_mask,
 )
 from verl.trainer.ppo.checkpointing import CheckpointStore, TrainerState, load_state
-from verl.trainer.ppo.columns import tensors_of
+from verl.trainer.ppo.columns import MODEL_COLUMNS, tensors_of
+from verl.trainer.ppo.dynamic_sampling import GroupSampler
 from verl.trainer.ppo.metric_utils import (
     compute_data_metrics,
     compute_rollout_probs_diff,
@@ -36,10 +36,29 @@ from verl.trainer.ppo.metric_utils import (
     compute_timing_metrics,
     reduce_metrics,
 )
-from verl.trainer.ppo.recipes import TrainerContext, TrainerHook
-from verl.trainer.ppo.worker_groups import ACTOR_ROLLOUT, REF, WorkerGroupFactory, core_roles, merge_roles
+from verl.trainer.ppo.recipes import TrainerContext, TrainerHook, load_hooks, save_hooks
+from verl.trainer.ppo.roles import AdvantageEstimator, ResourcePoolManager, Role, WorkerType
+from verl.trainer.ppo.step import (
+    Collector,
+    EpisodeWriter,
+    Phase,
+    RewardFn,
+    RolloutResult,
+    StepState,
+    Validator,
+    _timer,
+)
+from verl.trainer.ppo.texts import choose_samples, write_turns
+from verl.trainer.ppo.worker_groups import (
+    ACTOR_ROLLOUT,
+    CRITIC,
+    REF,
+    WorkerGroupFactory,
+    core_roles,
+    merge_roles,
+    score_rows,
+)
 from verl.utils.errors import UserError
-from verl.utils.fs import atomic_write
 from verl.utils.tracking import Tracking
 from verl.workers.rollout.session import rollout_session
 
@@ -47,8 +66,13 @@ if TYPE_CHECKING:
     from verl.trainer.config.schema import PPOConfig
 
 __all__ = [
+    "AdvantageEstimator",
     "RayPPOTrainer",
+    "ResourcePoolManager",
+    "Role",
     "StepState",
+    "WorkerType",
+    "_timer",
     "apply_invalid_action_penalty",
     "apply_kl_penalty",
     "compute_advantage",
@@ -60,111 +84,37 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 20.0
-MODEL_COLUMNS = ("input_ids", "attention_mask", "position_ids", "responses")
+# Names the generator that resamples rows, so that it shares no draw with other generators of a step.
+PF_PPO_STREAM = 1
 UPDATE_COLUMNS = (*MODEL_COLUMNS, "response_mask", "old_log_probs", "advantages")
-
-
-class RolloutResult(Protocol):
-    """One rollout: rows (one a turn), whole episodes, scalars to log."""
-
-    @property
-    def batch(self) -> DataProto: ...
-    @property
-    def episodes(self) -> Sequence[Any]: ...
-    @property
-    def metrics(self) -> Mapping[str, Any]: ...
-
-
-class Collector(Protocol):
-    """Plays episodes with the rollout engine (``agent_system.multi_turn_rollout.TrajectoryCollector``)."""
-
-    def multi_turn_loop(
-        self, envs: Any, actor_rollout_wg: Any, *, step: int, num_tasks: int, group_size: int
-    ) -> RolloutResult: ...
-
-
-class ValidationResult(Protocol):
-    """Scalars named ``val/...``; the validator has written its own result files."""
-
-    @property
-    def metrics(self) -> Mapping[str, Any]: ...
-
-
-class Validator(Protocol):
-    """Plays the validation panel (``agent_system.multi_turn_rollout.validation.Validator``)."""
-
-    def validate(self, envs: Any, actor_rollout_wg: Any, *, step: int) -> ValidationResult: ...
-
-
-RewardFn = Callable[..., Any]
-EpisodeWriter = Callable[[Path, Sequence[Any]], None]
-
-
-@dataclass
-class StepState:
-    """What the phases of one step hand to each other. ``batch`` holds real rows only, in rollout order."""
-
-    step: int
-    metrics: dict[str, Any] = field(default_factory=dict)
-    timing: dict[str, float] = field(default_factory=dict)
-    episodes: Sequence[Any] = ()
-    rollout: DataProto | None = None
-    started: float = field(default_factory=time.perf_counter)
-
-    @property
-    def batch(self) -> DataProto:
-        if self.rollout is None:
-            raise RuntimeError("the rollout phase has not run yet")
-        return self.rollout
-
-    @contextmanager
-    def timer(self, name: str) -> Iterator[None]:
-        """Add the block's wall time to ``timing_s/{name}``."""
-        with _timer(name, self.timing):
-            yield
-
-
-@contextmanager
-def _timer(name: str, timing_raw: dict[str, float]) -> Iterator[None]:
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        timing_raw[name] = timing_raw.get(name, 0.0) + time.perf_counter() - start
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A named part of the step. ``timed`` phases show up as ``timing_s/{name}``."""
-
-    name: str
-    run: Callable[[StepState], None]
-    when: Callable[[int], bool]
-    timed: bool = True
+CRITIC_COLUMNS = (*MODEL_COLUMNS, "response_mask", "values", "returns")
 
 
 def check_algorithm(config: PPOConfig) -> None:
-    """Refuse estimators and losses that are not registered, before a model is loaded.
+    """Refuse estimators and losses that are not registered, and what cannot go with them, before a model is loaded.
 
     Raises:
-        UserError: names the known ones.
+        UserError: names the known ones, or what to set instead.
     """
     estimator = core_algos.get_adv_estimator(config.algorithm.adv_estimator)
     if estimator.needs_critic:
-        raise UserError(
-            f"algorithm.adv_estimator={estimator.name} needs a value model, which this version does not train; "
-            "set algorithm.adv_estimator=grpo"
-        )
+        validate_critic(config)
     core_algos.get_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     core_algos.get_kl_controller(config.algorithm.kl_ctrl)
 
 
-def with_total_steps(config: PPOConfig, total_steps: int) -> PPOConfig:
-    """The config with the run's length written into the optimizer sections, where schedules read it."""
-    actor_rollout_ref = config.actor_rollout_ref
-    optim = replace(actor_rollout_ref.actor.optim, total_training_steps=total_steps)
-    actor = replace(actor_rollout_ref.actor, optim=optim)
-    return replace(config, actor_rollout_ref=replace(actor_rollout_ref, actor=actor))
+def for_workers(config: PPOConfig, total_steps: int) -> PPOConfig:
+    """The config with what the workers' sections take from others: the length of the schedules, the sampling seed.
+
+    A schedule is as long as there are updates. The policy is not updated before step ``trainer.critic_warmup``: its
+    schedule ends with the run all the same. ``rollout.seed`` is ``env.seed`` where it is null.
+    """
+    policy, rollout = config.actor_rollout_ref, config.actor_rollout_ref.rollout
+    updates = max(total_steps - max(config.trainer.critic_warmup - 1, 0), 1)
+    actor = replace(policy.actor, optim=replace(policy.actor.optim, total_training_steps=updates))
+    rollout = replace(rollout, seed=config.env.seed if rollout.seed is None else rollout.seed)
+    critic = replace(config.critic, optim=replace(config.critic.optim, total_training_steps=total_steps))
+    return replace(config, actor_rollout_ref=replace(policy, actor=actor, rollout=rollout), critic=critic)
 
 
 class RayPPOTrainer:
@@ -173,7 +123,7 @@ class RayPPOTrainer:
     Args:
         config: the validated config.
         tokenizer: of the policy; only used to write text.
-        collector, validator, reward_fn: see the protocols above; ``reward_fn(batch, return_dict=True)`` returns
+        collector, validator, reward_fn: see :mod:`verl.trainer.ppo.step`; ``reward_fn(batch, return_dict=True)`` gives
             ``{"reward_tensor": (B, R), "reward_extra_info": {name: (B,)}}``.
         train_envs, val_envs: environment managers. The training one has ``state_dict``/``load_state_dict`` (position
             in its task stream).
@@ -202,7 +152,7 @@ class RayPPOTrainer:
     ) -> None:
         check_algorithm(config)
         self.total_steps = config.trainer.total_training_steps or steps_per_epoch * config.trainer.total_epochs
-        self.config = with_total_steps(config, self.total_steps)
+        self.config = for_workers(config, self.total_steps)
         self.tokenizer = tokenizer
         self.collector, self.validator, self.reward_fn = collector, validator, reward_fn
         self.train_envs, self.val_envs = train_envs, val_envs
@@ -214,8 +164,9 @@ class RayPPOTrainer:
         self.epoch = 0
         self.kl_ctrl = core_algos.get_kl_controller(config.algorithm.kl_ctrl)
         self.estimator = core_algos.get_adv_estimator(config.algorithm.adv_estimator)
-        keep = 1 if config.trainer.remove_previous_ckpt_in_save else config.trainer.max_actor_ckpt_to_keep
-        self.store = CheckpointStore(config.trainer.default_local_dir, keep)
+        self.use_critic = self.estimator.needs_critic
+        self.reference_role = ACTOR_ROLLOUT if config.actor_rollout_ref.model.lora_rank > 0 else REF
+        self.store = CheckpointStore(config.trainer.default_local_dir, self._checkpoint_parts())
         self.worker_groups: dict[str, WorkerGroup] = {}
         self._make_worker_groups = make_worker_groups
         self._last_announced = time.monotonic()
@@ -224,13 +175,15 @@ class RayPPOTrainer:
     # -- start and end ------------------------------------------------------------------------------------------------
 
     def init_workers(self) -> None:
-        """Start the worker processes and build the models: reference, hooks' roles, actor with engine last."""
-        core = core_roles(self.config, self.device)
+        """Start the worker processes and build the models: critic, reference, hooks' roles, actor with engine last."""
+        core = core_roles(self.config, self.device, use_critic=self.use_critic)
         roles = merge_roles(core, *(hook.worker_roles(self.config) for hook in self.hooks))
         self.worker_groups = self._make_worker_groups(roles)
-        if REF in core:
-            logger.info("building the reference policy")
-            self.worker_groups[REF].init_model()
+        for role in (CRITIC, REF):
+            if role in core:
+                logger.info("building the model of role %s", role)
+                group: Any = self.worker_groups[role]
+                group.init_model()
         for hook in self.hooks:
             hook.init_workers(self._context(StepState(self.global_step)))
         logger.info("building the policy and its rollout engine")
@@ -284,6 +237,7 @@ class RayPPOTrainer:
         with state.timer("testing"):
             self.validate(state)
         tracking.log(state.metrics | {"timing_s/testing": state.timing["testing"]}, step=self.global_step)
+        tracking.log_generations(state.generations, step=self.global_step)
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
@@ -305,20 +259,30 @@ class RayPPOTrainer:
         def at_epoch_end(step: int) -> bool:
             return step % self.steps_per_epoch == 0
 
+        def filters(step: int) -> bool:
+            return self.config.algorithm.filter_groups.enable
+
+        def with_critic(step: int) -> bool:
+            return self.use_critic
+
         def after_warmup(step: int) -> bool:
             return self.config.trainer.critic_warmup <= step
 
         return [
-            Phase("gen", self.collect_rollout, always),
-            Phase("after_rollout", self._hooks_after_rollout, with_hooks),
+            Phase("gen", self.collect_rollout, lambda step: not filters(step)),
+            Phase("after_rollout", self._hooks_after_rollout, lambda step: with_hooks(step) and not filters(step)),
+            Phase("dynamic_sampling", self.collect_filtered_rollout, filters, timed=False),
             Phase("prepare", self.prepare_batch, always, timed=False),
             Phase("old_log_prob", self.compute_old_log_prob, always),
             Phase("ref", self.compute_ref_log_prob, with_reference),
+            Phase("values", self.compute_values, with_critic),
             Phase("after_log_prob", self._hooks_after_log_prob, with_hooks),
             Phase("reward", self.compute_reward, always),
             Phase("after_reward", self._hooks_after_reward, with_hooks),
             Phase("adv", self.compute_advantages, always),
             Phase("after_advantage", self._hooks_after_advantage, with_hooks),
+            Phase("prepare_update", self.prepare_update, always, timed=False),
+            Phase("update_critic", self.update_critic, with_critic),
             Phase("update_actor", self.update_actor, after_warmup),
             Phase("dump_rollout_generations", self.dump_rollout, with_dump),
             Phase("epoch_end", self.end_epoch, at_epoch_end, timed=False),
@@ -355,18 +319,43 @@ class RayPPOTrainer:
         logger.log(logging.INFO if quiet else logging.DEBUG, "step %d/%d: %s", step, self.total_steps, phase)
 
     def collect_rollout(self, state: StepState) -> None:
-        """Play ``train_batch_size`` groups of episodes with one weight sync for all their turns."""
+        """Play ``train_batch_size`` groups of episodes."""
+        result = self._play(state)
+        state.take(result)
+        state.metrics.update(result.metrics)
+
+    def collect_filtered_rollout(self, state: StepState) -> None:
+        """Play generation batches until ``train_batch_size`` groups have episodes that differ; go on with those.
+
+        The hooks see every generation batch whole, before any of its groups is dropped.
+        """
+        sampler = GroupSampler(self.config.data.train_batch_size, self.config.algorithm.filter_groups, state.step)
+        parts: list[RolloutResult] = []
+        while not sampler.is_done:
+            with state.timer("gen"):
+                parts.append(self._play(state, generation=sampler.num_batches))
+            state.take(parts[-1])
+            if self.hooks:
+                with state.timer("after_rollout"):
+                    self._hooks_after_rollout(state)
+            sampler.add(state.batch)
+            # At once, so that the memory of dropped groups is free for the next batch.
+            parts = [self.collector.merge(parts, sampler.chosen())]
+            state.take(parts[0])
+        state.metrics.update(parts[0].metrics)
+        state.metrics.update(sampler.metrics())
+
+    def _play(self, state: StepState, generation: int = 0) -> RolloutResult:
+        """One generation batch, with one weight sync for all its turns."""
         with rollout_session(self.actor_rollout_wg, version=state.step):
-            result = self.collector.multi_turn_loop(
+            return self.collector.multi_turn_loop(
                 self.train_envs,
                 self.actor_rollout_wg,
                 step=state.step,
                 num_tasks=self.config.data.train_batch_size,
                 group_size=self.config.env.group_size,
+                generation=generation,
             )
-        state.rollout = result.batch
-        state.episodes = result.episodes
-        state.metrics.update(result.metrics)
 
     def prepare_batch(self, state: StepState) -> None:
         """Response mask, step returns where the estimator reads them, the reference's early padding where asked."""
@@ -393,9 +382,14 @@ class RayPPOTrainer:
             state.metrics.update(compute_rollout_probs_diff(batch))
 
     def compute_ref_log_prob(self, state: StepState) -> None:
-        """Log-probs of the sampled tokens under the frozen reference policy."""
-        reference: Any = self.worker_groups[REF]
+        """Log-probs of the sampled tokens under the frozen reference: with LoRA, the policy without its adapters."""
+        reference: Any = self.worker_groups[self.reference_role]
         state.batch.union(self._on_workers(reference.compute_ref_log_prob, state.batch))
+
+    def compute_values(self, state: StepState) -> None:
+        """The critic's value of every response position, before the update."""
+        critic: Any = self.worker_groups[CRITIC]
+        state.batch.union(self._on_workers(critic.compute_values, state.batch))
 
     def compute_reward(self, state: StepState) -> None:
         """Episode reward at the last token of every row, as ``token_level_scores``."""
@@ -416,12 +410,18 @@ class RayPPOTrainer:
         else:
             tensors = tensors_of(batch)
             tensors["token_level_rewards"] = tensors["token_level_scores"]
-        compute_advantage(batch, algorithm.adv_estimator, algorithm)
+        compute_advantage(batch, algorithm.adv_estimator, algorithm, state.metrics)
 
-    def update_actor(self, state: StepState) -> None:
-        """Fill up to the number of ranks with rows that teach nothing, balance tokens over ranks, update."""
-        columns = [*UPDATE_COLUMNS, *(["ref_log_prob"] if self.config.actor_rollout_ref.actor.use_kl_loss else [])]
-        rows = state.batch.select(batch_keys=columns, non_tensor_batch_keys=[], meta_info_keys=[])
+    def prepare_update(self, state: StepState) -> None:
+        """The rows that the updates see: resampled by reward where asked for, filled up to the number of ranks with
+        rows that teach nothing, and put in an order that gives every rank a similar number of tokens."""
+        algorithm = self.config.algorithm
+        rows = state.batch
+        if algorithm.use_pf_ppo:
+            rng = np.random.default_rng([self.config.env.seed, state.step, PF_PPO_STREAM])
+            method, power = algorithm.pf_ppo.reweight_method, algorithm.pf_ppo.weight_pow
+            rows = core_algos.compute_pf_ppo_reweight_data(rows, method, power, rng)
+        rows = rows.select(batch_keys=self._update_columns(), non_tensor_batch_keys=[], meta_info_keys=[])
         rows, added = batch_ops.pad_with_masked_rows(rows, self.world_size)
         state.metrics["training/padding_rows"] = added
         if self.config.trainer.balance_batch:
@@ -430,7 +430,24 @@ class RayPPOTrainer:
             "global_token_num": tensors_of(rows)["attention_mask"].sum(dim=-1).tolist(),
             "temperature": self.config.actor_rollout_ref.rollout.temperature,
         }
-        result = self.actor_rollout_wg.update_actor(rows)
+        state.update_rows = rows
+
+    def _update_columns(self) -> list[str]:
+        columns = [*UPDATE_COLUMNS, *(CRITIC_COLUMNS if self.use_critic else ())]
+        if self.config.actor_rollout_ref.actor.use_kl_loss:
+            columns.append("ref_log_prob")
+        return list(dict.fromkeys(columns))
+
+    def update_critic(self, state: StepState) -> None:
+        """Move the critic's values towards the returns."""
+        critic: Any = self.worker_groups[CRITIC]
+        result = critic.update_critic(state.rows_to_learn.select(batch_keys=CRITIC_COLUMNS))
+        state.metrics.update(reduce_metrics(result.meta_info["metrics"]))
+
+    def update_actor(self, state: StepState) -> None:
+        """Update the policy."""
+        columns = [name for name in self._update_columns() if name not in ("values", "returns")]
+        result = self.actor_rollout_wg.update_actor(state.rows_to_learn.select(batch_keys=columns))
         state.metrics.update(reduce_metrics(result.meta_info["metrics"]))
 
     def end_epoch(self, state: StepState) -> None:
@@ -444,19 +461,14 @@ class RayPPOTrainer:
         with rollout_session(self.actor_rollout_wg, version=state.step + 1):
             result = self.validator.validate(self.val_envs, self.actor_rollout_wg, step=state.step)
         state.metrics.update(result.metrics)
+        shown = self.config.trainer.log_val_generations
+        if shown:
+            state.generations = choose_samples(result.samples, shown)
 
     def dump_rollout(self, state: StepState) -> None:
         """Write the step's turns as text, and its whole episodes."""
         folder = Path(str(self.config.trainer.rollout_data_dir)).expanduser()
-        tensors = tensors_of(state.batch)
-        inputs = self.tokenizer.batch_decode(tensors["prompts"], skip_special_tokens=True)
-        outputs = self.tokenizer.batch_decode(tensors["responses"], skip_special_tokens=True)
-        scores = tensors["token_level_scores"].sum(dim=-1).tolist()
-        lines = [
-            json.dumps({"input": given, "output": said, "score": score, "step": state.step}, ensure_ascii=False)
-            for given, said, score in zip(inputs, outputs, scores, strict=True)
-        ]
-        atomic_write(folder / f"{state.step}.jsonl", "\n".join(lines) + "\n")
+        write_turns(folder / f"{state.step}.jsonl", state.batch, self.tokenizer, state.step)
         if self.save_episodes is not None:
             self.save_episodes(folder / "trajectories" / f"step_{state.step}.jsonl", state.episodes)
 
@@ -465,10 +477,11 @@ class RayPPOTrainer:
         batch = state.batch
         epoch = (state.step - 1) // self.steps_per_epoch
         metrics = state.metrics | {"training/global_step": state.step, "training/epoch": epoch}
-        metrics |= compute_data_metrics(batch)
+        metrics |= compute_data_metrics(batch, use_critic=self.use_critic)
         metrics |= compute_timing_metrics(batch, state.timing)
         metrics |= compute_throughput_metrics(batch, state.timing, self.world_size)
         tracking.log(metrics, step=state.step)
+        tracking.log_generations(state.generations, step=state.step)
 
     # -- hooks --------------------------------------------------------------------------------------------------------
 
@@ -504,13 +517,8 @@ class RayPPOTrainer:
     # -- workers ------------------------------------------------------------------------------------------------------
 
     def _on_workers(self, method: Callable[[DataProto], DataProto], batch: DataProto) -> DataProto:
-        """Score all rows on the ranks, in equal shares; results in row order, without the rows added for that."""
-        rows = batch.select(batch_keys=list(MODEL_COLUMNS), non_tensor_batch_keys=[], meta_info_keys=[])
-        rows.meta_info = {"temperature": self.config.actor_rollout_ref.rollout.temperature}
-        padded, added = pad_dataproto_to_divisor(rows, self.world_size)
-        result = unpad_dataproto(method(padded), added)
-        result.meta_info = {}
-        return result
+        temperature = self.config.actor_rollout_ref.rollout.temperature
+        return score_rows(method, batch, world_size=self.world_size, temperature=temperature)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -522,14 +530,24 @@ class RayPPOTrainer:
 
         def write(folder: Path) -> None:
             with state.timer("save_checkpoint"):
-                self.actor_rollout_wg.save_checkpoint(str(folder / "actor"), state.step)
-                for hook in self.hooks:
-                    hook_folder = folder / "hooks" / hook.name
-                    hook_folder.mkdir(parents=True)
-                    hook.save(hook_folder)
+                for role, part in self._saved_roles().items():
+                    group: Any = self.worker_groups[role]
+                    group.save_checkpoint(str(folder / part), state.step)
+                save_hooks(self.hooks, folder)
             then()
 
         self.store.save(self._trainer_state(), write)
+
+    def _saved_roles(self) -> dict[str, str]:
+        """Roles with a state of their own -> folder in a checkpoint."""
+        return {ACTOR_ROLLOUT: "actor", **({CRITIC: "critic"} if self.use_critic else {})}
+
+    def _checkpoint_parts(self) -> dict[str, int | None]:
+        """Folder in a checkpoint -> how many checkpoints keep it (None: all)."""
+        trainer = self.config.trainer
+        limits = {"actor": trainer.max_actor_ckpt_to_keep, "critic": trainer.max_critic_ckpt_to_keep}
+        newest_only = trainer.remove_previous_ckpt_in_save
+        return {part: 1 if newest_only else limits[part] for part in self._saved_roles().values()}
 
     def _trainer_state(self) -> TrainerState:
         return TrainerState(
@@ -554,18 +572,15 @@ class RayPPOTrainer:
                 "trainer.nnodes and trainer.n_gpus_per_node as they were, or trainer.resume_mode=disable"
             )
         logger.info("resuming from %s (step %d, epoch %d)", folder, state.global_step, state.epoch)
-        self.actor_rollout_wg.load_checkpoint(str(folder / "actor"))
+        for role, part in self._saved_roles().items():
+            if not (folder / part).is_dir():
+                raise UserError(
+                    f"{folder} holds no {part}: it was written with another algorithm.adv_estimator; set that one, or "
+                    "trainer.resume_mode=disable"
+                )
+            group: Any = self.worker_groups[role]
+            group.load_checkpoint(str(folder / part))
         self.train_envs.load_state_dict(state.task_stream)
         self.kl_ctrl.load_state_dict(state.kl_controller)
         self.global_step, self.epoch = state.global_step, state.epoch
-        self._load_hooks(folder, state.hooks)
-
-    def _load_hooks(self, folder: Path, states: Mapping[str, Mapping[str, Any]]) -> None:
-        for hook in self.hooks:
-            if hook.name in states:
-                hook.load_state_dict(states[hook.name])
-                hook.load(folder / "hooks" / hook.name)
-            else:
-                logger.warning("%s holds no state of recipe %s, which starts afresh", folder, hook.name)
-        for name in sorted(set(states) - {hook.name for hook in self.hooks}):
-            logger.warning("%s holds state of recipe %s, which is not enabled in this run", folder, name)
+        load_hooks(self.hooks, folder, state.hooks)

@@ -10,6 +10,7 @@ losses (:mod:`verl.trainer.ppo.core_algos`) and, when it needs more, a :class:`R
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from verl.protocol import DataProto
     from verl.single_controller.base import ClassWithInitArgs, WorkerGroup
     from verl.trainer.config.schema import PPOConfig
+
+
+logger = logging.getLogger(__name__)
 
 
 class TimerFactory(Protocol):
@@ -87,7 +91,12 @@ class TrainerHook:
         """Called once, after the worker groups exist and before the actor's model is built."""
 
     def after_rollout(self, ctx: TrainerContext, batch: DataProto) -> None:
-        """The rollout's rows and ``ctx.episodes``, before any filtering; the rollout engine sleeps."""
+        """The rollout's rows and ``ctx.episodes``, before any filtering; the rollout engine sleeps.
+
+        With dynamic sampling it is called once for every generation batch of the step: ``ctx.metrics`` is then the
+        same dict each time, and the later methods see the rows of the groups that were kept. A column
+        ``shaped_episode_rewards`` (one number an episode, on all its rows) decides which groups are kept.
+        """
 
     def after_log_prob(self, ctx: TrainerContext, batch: DataProto) -> None:
         """``response_mask``, ``old_log_probs`` (and ``ref_log_prob``) are present."""
@@ -221,3 +230,27 @@ def build_hooks(recipes: Iterable[Recipe], config: PPOConfig) -> list[TrainerHoo
         hook.name = name
         hooks.append(hook)
     return hooks
+
+
+def save_hooks(hooks: Iterable[TrainerHook], folder: Path) -> None:
+    """Let every hook write its large state into ``{folder}/hooks/{name}``."""
+    for hook in hooks:
+        target = folder / "hooks" / hook.name
+        target.mkdir(parents=True)
+        hook.save(target)
+
+
+def load_hooks(hooks: Sequence[TrainerHook], folder: Path, states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Restore the hooks from a checkpoint, and name what has no partner.
+
+    Args:
+        states: every hook's ``state_dict()``, by name.
+    """
+    for hook in hooks:
+        if hook.name in states:
+            hook.load_state_dict(states[hook.name])
+            hook.load(folder / "hooks" / hook.name)
+        else:
+            logger.warning("%s holds no state of recipe %s, which starts afresh", folder, hook.name)
+    for name in sorted(set(states) - {hook.name for hook in hooks}):
+        logger.warning("%s holds state of recipe %s, which is not enabled in this run", folder, name)

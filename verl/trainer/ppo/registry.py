@@ -1,37 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advantage estimators and policy losses by name: plain dicts, filled when the defining modules are imported."""
+"""Advantage estimators and policy losses by name: plain dicts, filled when the defining modules are imported.
+
+Importing this module does not import torch: a recipe's package registers here and must stay quick for ``--help``.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from verl.utils.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from verl.protocol import DataProto
     from verl.trainer.config.schema import ActorConfig, AlgorithmConfig
+
+AdvantageResult: TypeAlias = "tuple[Tensor, Tensor] | tuple[Tensor, Tensor, dict[str, float]]"
+"""``(advantages, returns)``, both ``(B, R)`` float32; a third entry holds metrics to log with the step."""
 
 
 @dataclass(frozen=True)
 class AdvantageEstimator:
     """A registered estimator and what the trainer has to prepare for it.
 
-    ``fn(batch, algorithm_config)`` returns ``(advantages, returns)``, both ``(B, R)`` float32. It may read every
-    column of the batch and must not change it. ``needs_critic``: the column ``values`` must exist.
+    ``fn(batch, algorithm_config)`` returns an `AdvantageResult`: ``(advantages, returns)``, both ``(B, R)`` float32 and
+    possibly the same tensor, then metrics if it has any. It may read every column of the batch and must not change it.
+    Rows are in rollout order (each trajectory in turn order). ``needs_critic``: the column ``values`` must exist.
     ``needs_step_returns``: the column ``step_rewards`` (discounted return from this turn on) must exist.
     """
 
     name: str
-    fn: Callable[[DataProto, AlgorithmConfig], tuple[Tensor, Tensor]]
+    fn: Callable[[DataProto, AlgorithmConfig], AdvantageResult]
     needs_critic: bool = False
     needs_step_returns: bool = False
 
-    def __call__(self, batch: DataProto, config: AlgorithmConfig) -> tuple[Tensor, Tensor]:
+    def __call__(self, batch: DataProto, config: AlgorithmConfig) -> AdvantageResult:
         return self.fn(batch, config)
 
 
@@ -47,6 +54,17 @@ class PolicyLossOutput:
     per_token_loss: Tensor
     metrics: dict[str, Tensor] = field(default_factory=dict)
     agg_mode: str | None = None
+
+
+@dataclass(frozen=True)
+class ValueLossOutput:
+    """The value loss of one micro-batch; fields as in `PolicyLossOutput`.
+
+    ``metrics``: ``vf_clipfrac`` and ``vpred_mean``, sums over the mask.
+    """
+
+    per_token_loss: Tensor
+    metrics: dict[str, Tensor]
 
 
 class PolicyLoss(Protocol):
@@ -66,7 +84,7 @@ ADV_ESTIMATOR_REGISTRY: dict[str, AdvantageEstimator] = {}
 POLICY_LOSS_REGISTRY: dict[str, PolicyLoss] = {}
 
 _Entry = TypeVar("_Entry")
-_EstimatorFn = TypeVar("_EstimatorFn", bound=Callable[..., tuple[Tensor, Tensor]])
+_EstimatorFn = TypeVar("_EstimatorFn", bound="Callable[..., AdvantageResult]")
 _LossFn = TypeVar("_LossFn", bound=Callable[..., PolicyLossOutput])
 
 

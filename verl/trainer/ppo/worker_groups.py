@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 from verl.single_controller.base import ClassWithInitArgs, WorkerGroup
+from verl.trainer.ppo.columns import MODEL_COLUMNS
 from verl.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,23 +21,28 @@ if TYPE_CHECKING:
 
 ACTOR_ROLLOUT = "actor_rollout"
 REF = "ref"
+CRITIC = "critic"
 
 WorkerGroupFactory = Callable[[Mapping[str, ClassWithInitArgs]], dict[str, WorkerGroup]]
 
 
-def core_roles(config: PPOConfig, device: str) -> dict[str, ClassWithInitArgs]:
-    """Actor with rollout engine, and the frozen reference where the config uses one.
+def core_roles(config: PPOConfig, device: str, use_critic: bool = False) -> dict[str, ClassWithInitArgs]:
+    """The value model where the estimator needs one, the frozen reference where the config uses one, the policy.
 
-    The reference comes first: models are built in this order, so that the engine can measure free memory last.
+    With LoRA there is no reference role: the policy without its adapters is the reference. The policy comes last:
+    models are built in this order, so that the engine can measure free memory last.
     """
     from verl.workers.fsdp_workers import ActorRolloutRefWorker
 
+    policy = config.actor_rollout_ref
     roles: dict[str, ClassWithInitArgs] = {}
-    if config.use_reference:
-        roles[REF] = ClassWithInitArgs(ActorRolloutRefWorker, config.actor_rollout_ref, role=REF, device=device)
-    roles[ACTOR_ROLLOUT] = ClassWithInitArgs(
-        ActorRolloutRefWorker, config.actor_rollout_ref, role=ACTOR_ROLLOUT, device=device
-    )
+    if use_critic:
+        from verl.workers.fsdp_workers import CriticWorker
+
+        roles[CRITIC] = ClassWithInitArgs(CriticWorker, config.critic, device=device)
+    if config.use_reference and policy.model.lora_rank == 0:
+        roles[REF] = ClassWithInitArgs(ActorRolloutRefWorker, policy, role=REF, device=device)
+    roles[ACTOR_ROLLOUT] = ClassWithInitArgs(ActorRolloutRefWorker, policy, role=ACTOR_ROLLOUT, device=device)
     return roles
 
 
@@ -84,6 +91,26 @@ class RayWorkerGroups:
         if self._pool is not None:
             self._pool.shutdown()
         self._group = self._pool = None
+
+
+def score_rows(
+    method: Callable[[DataProto], DataProto], batch: DataProto, *, world_size: int, temperature: float
+) -> DataProto:
+    """Let the ranks score all rows, in equal shares, without a gradient; results in row order.
+
+    Args:
+        method: of a worker group, such as ``compute_log_prob`` (``old_log_probs`` and ``entropys``, both ``(B, R)``).
+        batch: ``input_ids``, ``attention_mask``, ``position_ids`` ``(B, P + R)`` and ``responses`` ``(B, R)``; other
+            columns are left behind. ``B`` need not divide by the number of ranks.
+        world_size: ranks of the group.
+        temperature: of the log-probabilities; the rollout's, to compare with those of the step.
+    """
+    rows = batch.select(batch_keys=list(MODEL_COLUMNS), non_tensor_batch_keys=[], meta_info_keys=[])
+    rows.meta_info = {"temperature": temperature}
+    padded, added = pad_dataproto_to_divisor(rows, world_size)
+    result = unpad_dataproto(method(padded), added)
+    result.meta_info = {}
+    return result
 
 
 def merge_roles(*parts: Mapping[str, ClassWithInitArgs]) -> dict[str, ClassWithInitArgs]:
