@@ -154,7 +154,7 @@ trajectory = Trajectory(
     1, "t", "u", "number_game", {"number": 5}, {}, True, 10.0, None, False, tuple(map(step, range(3), actions))
 )
 adapter = get_adapter("number_game", None)
-record, = label_trajectories([trajectory], adapter.make_game)
+record, = label_trajectories([trajectory], adapter)
 print(record.status, [item.credit for item in record.steps])
 """
 

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Search questions: how a model's text is read. The environment itself is not part of this version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_system.environments.env_package.search.projection import search_projection
+from verl.utils.absent import absent_name
+
+__all__ = ["search_projection"]
+
+
+def __getattr__(name: str) -> Any:
+    absent_name(__name__, name)
