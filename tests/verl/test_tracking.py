@@ -137,3 +137,27 @@ def test_tensorboard_gets_the_numbers(tmp_path: Path) -> None:
     events.Reload()
     assert events.Tags()["scalars"] == ["a"]
     assert [(event.step, event.value) for event in events.Scalars("a")] == [(3, 0.5)]
+
+
+def test_validation_episodes_go_where_texts_have_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[tuple[dict[str, Any], int]] = []
+    run = types.SimpleNamespace(log=lambda data, step: logged.append((data, step)), finish=lambda: None)
+    fake = types.SimpleNamespace(init=lambda **kwargs: run, Table=lambda columns, data: (columns, data))
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    with Tracking("p", "e", ["console", "wandb"], tmp_path, {}) as tracking:
+        tracking.log_generations([], step=1)
+        tracking.log_generations([("task", "answer", 10.0)], step=2)
+    table = (["step", "input", "output", "score"], [[2, "task", "answer", 10.0]])
+    assert logged == [({"val/generations": table}, 2)]
+    assert lines(tmp_path) == []
+
+
+def test_tensorboard_shows_validation_episodes(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with Tracking("p", "e", ["tensorboard"], tmp_path, {}) as tracking:
+        tracking.log_generations([("task", "answer", 10.0)], step=2)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert any("val/generations/0" in tag for tag in events.Tags()["tensors"])

@@ -7,6 +7,8 @@ needs no torch.
 
 from __future__ import annotations
 
+import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from verl.utils.cli import hydra_program
@@ -15,16 +17,19 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from verl.trainer.config.schema import SFTConfig
-    from verl.trainer.sft.trainer import FSDPSFTTrainer, create_sft_dataset
+    from verl.trainer.sft.data import create_sft_dataset
+    from verl.trainer.sft.trainer import FSDPSFTTrainer
 
 __all__ = ["FSDPSFTTrainer", "create_sft_dataset", "main", "run_sft"]
 
+logger = logging.getLogger(__name__)
+
+_HOMES = {"FSDPSFTTrainer": "verl.trainer.sft.trainer", "create_sft_dataset": "verl.trainer.sft.data"}
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("FSDPSFTTrainer", "create_sft_dataset"):
-        from verl.trainer.sft import trainer
-
-        return getattr(trainer, name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -34,19 +39,17 @@ def run_sft(config: SFTConfig) -> dict[str, float]:
     Raises:
         UserError: the config asks for something impossible, or names files that are missing or unsuitable.
     """
-    from verl.trainer.config.schema import validate_sft_config
+    from verl.trainer.config.schema import ignored_keys, validate_sft_config
 
     validate_sft_config(config)
-    import torch.distributed as dist
-
+    unread = ignored_keys(config)
+    if unread:
+        logger.warning("set, but read by no part of this version: %s", ", ".join(unread))
     from verl.trainer.sft.trainer import FSDPSFTTrainer
+    from verl.utils.distributed import own_process_group
 
-    joined_before = dist.is_initialized()
-    try:
+    with own_process_group():
         return FSDPSFTTrainer(config).fit()
-    finally:
-        if dist.is_initialized() and not joined_before:
-            dist.destroy_process_group()
 
 
 def _run(cfg: DictConfig) -> None:

@@ -4,13 +4,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-__all__ = ["all_reduce_max", "all_reduce_sums", "initialize_global_process_group", "initialize_process_group"]
+__all__ = [
+    "all_reduce_max",
+    "all_reduce_sums",
+    "initialize_global_process_group",
+    "initialize_process_group",
+    "own_process_group",
+]
 
 
 def initialize_process_group(device: torch.device, timeout_seconds: int = 600) -> tuple[int, int]:
@@ -28,6 +35,17 @@ def initialize_process_group(device: torch.device, timeout_seconds: int = 600) -
         else:
             dist.init_process_group(backend, timeout=timeout)
     return dist.get_rank(), dist.get_world_size()
+
+
+@contextmanager
+def own_process_group() -> Iterator[None]:
+    """Leaves the default process group after the block, unless this process was in one before."""
+    joined_before = dist.is_initialized()
+    try:
+        yield
+    finally:
+        if dist.is_initialized() and not joined_before:
+            dist.destroy_process_group()
 
 
 def initialize_global_process_group(timeout_second: int = 36000) -> tuple[int, int, int]:

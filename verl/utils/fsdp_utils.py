@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -31,14 +33,18 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from verl.utils.absent import absent_name
+
 __all__ = [
     "MixedPrecisionPolicy",
     "apply_fsdp1",
     "apply_fsdp2",
     "clip_grad_norm",
     "create_device_mesh",
+    "finite_step",
     "fsdp2_clip_grad_norm_",
     "fsdp_version",
+    "full_options",
     "full_state_dict",
     "get_fsdp_wrap_policy",
     "get_sharding_strategy",
@@ -50,9 +56,12 @@ __all__ = [
     "offload_fsdp_optimizer",
     "quiet_no_shard",
     "reshard",
+    "trainable_names",
     "transformer_layer_classes",
     "wrap_units",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -205,6 +214,23 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
     return fsdp2_clip_grad_norm_([p for p in model.parameters() if p.requires_grad], max_norm)
 
 
+def finite_step(model: nn.Module, optimizers: Sequence[Optimizer], max_norm: float) -> float:
+    """Clips the gradients, steps and clears them; returns the global norm before clipping.
+
+    A norm that is not finite (the same on every rank) changes neither weights nor optimizer states.
+    """
+    norm = float(clip_grad_norm(model, max_norm))
+    if not math.isfinite(norm):
+        logger.warning("the gradient norm is %s: no parameter was changed", norm)
+    for optimizer in optimizers:
+        if not math.isfinite(norm):
+            # Without gradients a step leaves weights and moments alone, and schedules know that it was called.
+            optimizer.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
 def reshard(model: nn.Module) -> None:
     """Frees the gathered weights of every FSDP2 unit; nothing to do for other models."""
     for module in model.modules():
@@ -212,19 +238,31 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
+def full_options(model: nn.Module) -> StateDictOptions:
+    """How torch gathers unsharded states into the host memory of rank 0."""
+    # FSDP1 asked to move tensors to the CPU that are there already returns freed memory (a crash in torch 2.13).
+    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    return StateDictOptions(full_state_dict=True, cpu_offload=not on_cpu)
+
+
 def full_state_dict(model: nn.Module, *, rank0_only: bool = False) -> dict[str, Tensor]:
     """Unsharded weights under the plain model's names; a collective.
 
     ``rank0_only``: on the CPU of rank 0, empty on the other ranks. Otherwise every rank gets all of them.
     """
-    # FSDP1 asked to move weights to the CPU that are there already returns freed memory (a crash in torch 2.13).
-    on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-    options = StateDictOptions(full_state_dict=True, cpu_offload=rank0_only and not on_cpu)
+    options = full_options(model) if rank0_only else StateDictOptions(full_state_dict=True)
     with quiet_no_shard():
         state = get_model_state_dict(model, options=options)
     if rank0_only and dist.is_initialized() and dist.get_rank() != 0:
         return {}
     return state  # type: ignore[return-value]
+
+
+def trainable_names(model: nn.Module) -> set[str]:
+    """Plain model's names of the parameters that train."""
+    return {
+        name.replace("_fsdp_wrapped_module.", "") for name, weight in model.named_parameters() if weight.requires_grad
+    }
 
 
 def iter_full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -289,3 +327,7 @@ def load_fsdp_optimizer(optimizer: Optimizer, device_id: torch.device | int) -> 
     """Brings optimizer state to the device of the step."""
     device = torch.device("cuda", device_id) if isinstance(device_id, int) else device_id
     move_optimizer_state(optimizer, device)
+
+
+def __getattr__(name: str) -> Any:
+    absent_name(__name__, name)

@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PretrainedConfig
 __all__ = [
     "collect_eos_token_ids",
     "compute_position_id_with_mask",
+    "create_random_mask",
     "get_generation_config",
     "get_model_size",
     "print_model_size",
@@ -26,6 +27,29 @@ logger = logging.getLogger(__name__)
 def compute_position_id_with_mask(mask: torch.Tensor) -> torch.Tensor:
     """``clip(cumsum(mask) - 1, 0)`` along the last dimension; same shape and dtype as an integer ``mask``."""
     return torch.clip(torch.cumsum(mask, dim=-1) - 1, min=0)
+
+
+def create_random_mask(
+    input_ids: torch.Tensor,
+    max_ratio_of_valid_token: float,
+    max_ratio_of_left_padding: float,
+    min_ratio_of_valid_token: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """Random masks of left- and right-padded rows, for tests: (B, S) like `input_ids`, each row a run of ones.
+
+    Args:
+        max_ratio_of_valid_token, min_ratio_of_valid_token: bounds of a row's ones over S, in [0, 1].
+        max_ratio_of_left_padding: bound of its leading zeros over S; with the first bound at most 1 in sum.
+        generator: of the draws; None = one that starts at seed 0.
+    """
+    size, width = input_ids.shape
+    draws = torch.rand(2, size, generator=generator or torch.Generator().manual_seed(0))
+    low, high = int(min_ratio_of_valid_token * width), int(max_ratio_of_valid_token * width)
+    ones = low + (draws[0] * (high - low + 1)).long()
+    left = (draws[1] * (int(max_ratio_of_left_padding * width) + 1)).long()
+    column = torch.arange(width)
+    return ((column >= left[:, None]) & (column < (left + ones)[:, None])).to(input_ids)
 
 
 def update_model_config(module_config: PretrainedConfig, override_config_kwargs: Mapping[str, Any]) -> None:

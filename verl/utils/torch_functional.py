@@ -5,14 +5,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from verl.utils.absent import absent_name
+
 __all__ = [
     "clip_by_value",
+    "distributed_masked_mean",
+    "distributed_mean_max_min_std",
     "entropy_from_logits",
     "get_constant_schedule_with_warmup",
     "get_cosine_schedule_with_warmup",
@@ -20,6 +26,8 @@ __all__ = [
     "get_wsd_schedule_with_warmup",
     "log_probs_from_logits_response",
     "logprobs_from_logits",
+    "logprobs_from_logits_naive",
+    "logprobs_from_logits_v2",
     "masked_mean",
     "masked_sum",
     "masked_var",
@@ -28,6 +36,7 @@ __all__ = [
     "pad_sequence_to_length",
     "postprocess_data",
     "remove_pad_token",
+    "tokenize_and_postprocess_data",
 ]
 
 
@@ -36,6 +45,11 @@ def logprobs_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
     logits = logits.float()
     chosen = torch.gather(logits, -1, labels.unsqueeze(-1)).squeeze(-1)
     return chosen - torch.logsumexp(logits, dim=-1)
+
+
+# Names of the reference's variants; there is one implementation.
+logprobs_from_logits_naive = logprobs_from_logits
+logprobs_from_logits_v2 = logprobs_from_logits
 
 
 def log_probs_from_logits_response(input_ids: Tensor, logits: Tensor, response_length: int) -> Tensor:
@@ -149,6 +163,21 @@ def postprocess_data(
     return input_ids[..., keep], attention_mask[..., keep]
 
 
+def tokenize_and_postprocess_data(
+    prompt: str,
+    tokenizer: Any,
+    max_length: int,
+    pad_token_id: int,
+    left_pad: bool = True,
+    truncation: str = "error",
+) -> tuple[Tensor, Tensor]:
+    """``(1, max_length)`` ids and mask of a text without added special tokens; see `postprocess_data`."""
+    tokens = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    return postprocess_data(
+        tokens["input_ids"], tokens["attention_mask"], max_length, pad_token_id, left_pad, truncation
+    )
+
+
 def remove_pad_token(input_ids: Tensor, attention_mask: Tensor) -> list[list[int]]:
     """Token lists of left-padded rows, without their padding."""
     return [row[mask.bool()].tolist() for row, mask in zip(input_ids, attention_mask)]
@@ -209,3 +238,38 @@ def get_wsd_schedule_with_warmup(
         return min_lr_ratio + (1.0 - min_lr_ratio) * wave
 
     return LambdaLR(optimizer, factor, last_epoch)
+
+
+def distributed_mean_max_min_std(
+    local_tensor: Tensor, compute_max: bool = True, compute_min: bool = True, compute_std: bool = True
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Mean, largest, smallest and (n - 1)-standard deviation of all ranks' numbers, 0-d each; a collective.
+
+    What is not asked for is None.
+    """
+    sums = torch.stack([local_tensor.sum(), torch.tensor(local_tensor.numel()).to(local_tensor)])
+    dist.all_reduce(sums)
+    mean = sums[0] / sums[1]
+    largest = smallest = deviation = None
+    if compute_max:
+        largest = local_tensor.max()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    if compute_min:
+        smallest = local_tensor.min()
+        dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
+    if compute_std:
+        squares = ((local_tensor - mean) ** 2).sum()
+        dist.all_reduce(squares)
+        deviation = torch.sqrt(squares / (sums[1] - 1))
+    return mean, largest, smallest, deviation
+
+
+def distributed_masked_mean(local_tensor: Tensor, local_mask: Tensor) -> Tensor:
+    """Mean over all ranks of the entries where the mask is set, 0-d; a collective."""
+    sums = torch.stack([(local_tensor * local_mask).sum(), local_mask.sum().to(local_tensor)])
+    dist.all_reduce(sums)
+    return sums[0] / sums[1]
+
+
+def __getattr__(name: str) -> Any:
+    absent_name(__name__, name)

@@ -20,12 +20,14 @@ import numpy as np
 
 from verl.utils.fs import atomic_write
 
-__all__ = ["BACKENDS", "Tracking", "plain_value"]
+__all__ = ["BACKENDS", "Tracking", "ValidationGenerationsLogger", "plain_value"]
 
 logger = logging.getLogger(__name__)
 
 BACKENDS = ("console", "tensorboard", "wandb")
 METRICS_FILE = "metrics.jsonl"
+Sample = tuple[str, str, float]
+"""Input text, output text, score."""
 
 
 def plain_value(value: Any) -> Any:
@@ -62,6 +64,9 @@ class Backend(Protocol):
     def log(self, data: Mapping[str, Any], step: int) -> None:
         """Record the values of one step."""
 
+    def log_generations(self, samples: Sequence[Sample], step: int) -> None:
+        """Show some of a validation's episodes, where the destination has a place for texts."""
+
     def close(self) -> None:
         """Write out what is pending."""
 
@@ -78,6 +83,9 @@ class _MetricsFile:
         line = {**data, "step": step}
         self._handle.write(json.dumps(line, allow_nan=False, sort_keys=True) + "\n")
         self._handle.flush()
+
+    def log_generations(self, samples: Sequence[Sample], step: int) -> None:
+        """Whole validation episodes have files of their own."""
 
     def close(self) -> None:
         self._handle.close()
@@ -101,6 +109,9 @@ class _Console:
         sys.stdout.write(" - ".join(parts) + "\n")
         sys.stdout.flush()
 
+    def log_generations(self, samples: Sequence[Sample], step: int) -> None:
+        """Numbers only."""
+
     def close(self) -> None:
         """Nothing is pending: every line is flushed."""
 
@@ -114,6 +125,11 @@ class _TensorBoard:
     def log(self, data: Mapping[str, Any], step: int) -> None:
         for key, value in _numbers(data).items():
             self._writer.add_scalar(key, value, step)
+        self._writer.flush()
+
+    def log_generations(self, samples: Sequence[Sample], step: int) -> None:
+        for number, (given, said, score) in enumerate(samples):
+            self._writer.add_text(f"val/generations/{number}", f"{given}\n\n---\n\n{said}\n\nscore: {score:g}", step)
         self._writer.flush()
 
     def close(self) -> None:
@@ -141,6 +157,12 @@ class _Wandb:
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         self._run.log(dict(data), step=step)
+
+    def log_generations(self, samples: Sequence[Sample], step: int) -> None:
+        import wandb
+
+        table = wandb.Table(columns=["step", "input", "output", "score"], data=[[step, *sample] for sample in samples])
+        self._run.log({"val/generations": table}, step=step)
 
     def close(self) -> None:
         self._run.finish()
@@ -204,6 +226,16 @@ class Tracking:
             except Exception as error:  # noqa: BLE001 - whatever a tracker raises, training goes on
                 self._disable(name, error)
 
+    def log_generations(self, samples: Sequence[Sample], step: int) -> None:
+        """Show episodes of a validation as a table (wandb) or texts (TensorBoard); other destinations have no place."""
+        if not samples:
+            return
+        for name, backend in list(self._backends.items()):
+            try:
+                backend.log_generations(samples, int(step))
+            except Exception as error:  # noqa: BLE001 - as in log
+                self._disable(name, error)
+
     def close(self) -> None:
         """Close every destination; may be called twice."""
         for name, backend in list(self._backends.items()):
@@ -230,3 +262,13 @@ class Tracking:
     def _disable(self, name: str, error: Exception) -> None:
         self._backends.pop(name, None)
         logger.warning("tracker %s is disabled, the run goes on: %s: %s", name, type(error).__name__, error)
+
+
+class ValidationGenerationsLogger:
+    """Not part of this version: :meth:`Tracking.log_generations` does this for every backend of the run."""
+
+    def __init__(self) -> None:
+        raise NotImplementedError(
+            "ValidationGenerationsLogger: the run's own trackers show validation episodes, see "
+            "Tracking.log_generations and trainer.log_val_generations"
+        )

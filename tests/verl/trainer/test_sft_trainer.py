@@ -282,8 +282,9 @@ def test_two_ranks_equal_one(
 
 @pytest.mark.slow
 def test_two_ranks_resume_to_the_same_bits(tiny_model_dir: Path, data_file: Path, tmp_path: Path) -> None:
-    """FSDP1 with adapters over two ranks, in a batch that they cannot share equally."""
-    more = ("model.strategy=fsdp", "model.lora_rank=4", "data.train_batch_size=7", "trainer.save_freq=3")
+    """FSDP1 with adapters over two ranks, packed, in batches that they cannot share equally."""
+    sizes = ("data.train_batch_size=7", "use_remove_padding=True", "trainer.save_freq=3")
+    more = ("model.strategy=fsdp", "model.lora_rank=4", *sizes)
     whole, rest = tmp_path / "whole", tmp_path / "rest"
     for out, extra in ((whole, []), (rest, [f"trainer.resume_path={whole / 'global_step_3'}"])):
         done = torchrun(overrides(tiny_model_dir, data_file, out, *more, *extra))

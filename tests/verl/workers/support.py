@@ -9,15 +9,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from transformers import AutoTokenizer
 
 from verl.protocol import DataProto
 from verl.single_controller.base import ClassWithInitArgs
 from verl.single_controller.local import LocalWorkerGroup
-from verl.trainer.config.model_sections import CheckpointConfig, ModelConfig, OptimConfig
-from verl.trainer.config.worker_sections import ActorConfig, ActorRolloutRefConfig, RefConfig, RolloutConfig
-from verl.utils.fsdp_utils import full_state_dict
-from verl.workers.fsdp_workers import ActorRolloutRefWorker
+from verl.trainer.config.model_sections import (
+    CheckpointConfig,
+    CriticModelConfig,
+    CriticOptimConfig,
+    ModelConfig,
+    OptimConfig,
+)
+from verl.trainer.config.worker_sections import (
+    ActorConfig,
+    ActorRolloutRefConfig,
+    CriticConfig,
+    RefConfig,
+    RolloutConfig,
+)
+from verl.utils.fsdp_utils import full_state_dict, quiet_no_shard
+from verl.workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
 
 RESPONSE_LENGTH = 12
 PROMPTS = (
@@ -54,9 +67,42 @@ def worker_config(path: Path, *, actor: dict[str, Any] | None = None, **sections
     )
 
 
-def make_group(config: ActorRolloutRefConfig, role: str = "actor_rollout") -> LocalWorkerGroup:
+def critic_config(path: Path, *, model: dict[str, Any] | None = None, **options: Any) -> CriticConfig:
+    """Value-model section for the tiny model; ``options`` override single keys, ``model`` those of its model."""
+    model_config = CriticModelConfig(path=str(path), tokenizer_path=str(path), enable_gradient_checkpointing=False)
+    config = CriticConfig(
+        strategy="fsdp2",
+        ppo_mini_batch_size=8,
+        ppo_micro_batch_size_per_gpu=8,
+        forward_micro_batch_size_per_gpu=4,
+        optim=CriticOptimConfig(lr=1e-3),
+        model=replace(model_config, **(model or {})),
+    )
+    return replace(config, **options)
+
+
+def make_critic(config: CriticConfig, device: str = "cpu") -> LocalWorkerGroup:
+    """One in-process rank with its value model loaded, and a head that is not zero."""
+    group = LocalWorkerGroup(ClassWithInitArgs(CriticWorker, config=config, device=device))
+    group.init_model()
+    fill_head(group.worker)
+    return group
+
+
+def fill_head(worker: CriticWorker) -> None:
+    """Numbers for the value head: one of zeros sends no gradient to the layers below."""
+    state = full_state_dict(worker.model)
+    generator = torch.Generator().manual_seed(3)
+    for name in ("score.weight", "score.bias"):
+        state[name] = 0.3 * torch.randn(state[name].shape, generator=generator)
+    options = StateDictOptions(full_state_dict=True)
+    with quiet_no_shard():
+        set_model_state_dict(worker.model, state, options=options)
+
+
+def make_group(config: ActorRolloutRefConfig, role: str = "actor_rollout", device: str = "cpu") -> LocalWorkerGroup:
     """One in-process rank with its model loaded."""
-    group = LocalWorkerGroup(ClassWithInitArgs(ActorRolloutRefWorker, config=config, role=role, device="cpu"))
+    group = LocalWorkerGroup(ClassWithInitArgs(ActorRolloutRefWorker, config=config, role=role, device=device))
     group.init_model()
     return group
 
@@ -79,7 +125,7 @@ def prompt_batch(path: Path, *, repeat: int = 1, width: int = 48) -> DataProto:
 
 
 def training_batch(rows: int, path: Path, *, seed: int = 0, temperature: float = 1.0) -> DataProto:
-    """Rows with random responses of 1 to R tokens, advantages, and old log-probs near nothing in particular."""
+    """Rows with random responses of 1 to R tokens, advantages, returns, old log-probs near nothing in particular."""
     generator = torch.Generator().manual_seed(seed)
     prompts = prompt_batch(path, repeat=-(-rows // len(PROMPTS)))[:rows]
     prompt_ids, prompt_mask = prompts.batch["input_ids"], prompts.batch["attention_mask"]
@@ -88,6 +134,7 @@ def training_batch(rows: int, path: Path, *, seed: int = 0, temperature: float =
     responses = torch.randint(3, 300, (rows, RESPONSE_LENGTH), generator=generator) * mask
     advantages = torch.randn(rows, 1, generator=generator).expand(rows, RESPONSE_LENGTH) * mask
     old = -4.5 + 0.3 * torch.randn(rows, RESPONSE_LENGTH, generator=generator)
+    values = torch.randn(rows, RESPONSE_LENGTH, generator=generator)
     return DataProto.from_dict(
         {
             "prompts": prompt_ids,
@@ -98,20 +145,24 @@ def training_batch(rows: int, path: Path, *, seed: int = 0, temperature: float =
             "advantages": advantages,
             "old_log_probs": old * mask,
             "ref_log_prob": (old - 0.1) * mask,
+            "values": values * mask,
+            "returns": (values + torch.randn(rows, RESPONSE_LENGTH, generator=generator)) * mask,
         },
         meta_info={"temperature": temperature},
     )
 
 
-def use_sgd(worker: ActorRolloutRefWorker, lr: float = 1.0) -> None:
+def use_sgd(worker: ActorRolloutRefWorker | CriticWorker, lr: float = 1.0) -> None:
     """Makes updates proportional to gradients: Adam's first step hides their size and amplifies rounding."""
-    worker.optimizer = torch.optim.SGD(worker.actor_model.parameters(), lr=lr)
-    worker.actor.optimizer = worker.optimizer
+    model = worker.memory.model
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr)
+    trained = worker.critic if isinstance(worker, CriticWorker) else worker.actor
+    worker.optimizer = worker.memory.optimizer = trained.optimizer = optimizer
 
 
-def weights_of(worker: ActorRolloutRefWorker) -> dict[str, Tensor]:
-    """Copies of the policy's unsharded weights."""
-    return {name: weight.clone() for name, weight in full_state_dict(worker.actor_model).items()}
+def weights_of(worker: ActorRolloutRefWorker | CriticWorker) -> dict[str, Tensor]:
+    """Copies of the trained model's unsharded weights, on the CPU."""
+    return {name: weight.cpu().clone() for name, weight in full_state_dict(worker.memory.model).items()}
 
 
 def largest_difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:

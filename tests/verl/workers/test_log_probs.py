@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 from tests.verl.workers.support import RESPONSE_LENGTH, make_group, prompt_batch, training_batch, worker_config
 from verl.protocol import DataProto
 from verl.single_controller.local import LocalWorkerGroup
-from verl.workers.actor.forward import MicroBatching
+from verl.workers.actor.dp_actor import score_responses
+from verl.workers.batching import MicroBatching
 from verl.workers.rollout.session import rollout_session
 
 R = RESPONSE_LENGTH
@@ -116,8 +117,8 @@ def test_rollout_log_probs_are_the_policy_s_and_the_first_ratio_is_one(
     # The update runs other micro-batches, with gradients and in training mode.
     worker = group.worker
     worker.actor_model.train()
-    new = worker.actor._forward(
-        batch.batch["input_ids"], batch.batch["attention_mask"], mask, temperature=temperature
+    new = score_responses(
+        worker.actor.forward, batch.batch["input_ids"], batch.batch["attention_mask"], mask, temperature=temperature
     ).log_probs
     assert new.requires_grad
     assert float((torch.exp(new.detach() - old) - 1)[mask].abs().max()) < 1e-4

@@ -15,7 +15,8 @@ from verl.trainer.config.model_sections import FSDPConfig
 from verl.trainer.config.worker_sections import RolloutConfig
 from verl.utils.errors import UserError
 from verl.utils.torch_functional import get_response_mask
-from verl.workers import fsdp_workers
+from verl.workers import model_worker
+from verl.workers.model_worker import ModelMemory
 from verl.workers.rollout.hf_rollout import HFRollout
 from verl.workers.rollout.sampling import SamplingParams
 from verl.workers.rollout.session import rollout_session
@@ -201,14 +202,31 @@ def test_released_weights_come_back_with_the_next_update(tiny_model_dir: Path) -
     assert torch.equal(rollout.generate_sequences(prompts).batch["responses"], after["responses"])
 
 
+def test_no_more_rows_than_the_limit_are_decoded_at_a_time(tiny_model_dir: Path) -> None:
+    prompts = prompt_batch(tiny_model_dir)
+    responses = []
+    for limit in (1024, 3):
+        group = make_group(worker_config(tiny_model_dir, rollout={"max_num_seqs": limit}))
+        rows: list[int] = []
+        group.worker.rollout.module.register_forward_pre_hook(
+            lambda module, args, kwargs, rows=rows: rows.append(kwargs["input_ids"].shape[0]), with_kwargs=True
+        )
+        with rollout_session(group, 0):
+            responses.append(group.generate_sequences(prompts))
+        assert max(rows) <= limit
+    for name in ("responses", "attention_mask"):
+        assert torch.equal(responses[0].batch[name], responses[1].batch[name])
+    log_probs = [out.batch["rollout_log_probs"] for out in responses]
+    assert torch.allclose(*log_probs, atol=1e-5)
+
+
 @pytest.mark.parametrize("offload_policy", [False, True])
 def test_memory_moves_optimizer_first_and_never_what_fsdp_fetches_itself(
     tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, offload_policy: bool
 ) -> None:
     worker = make_group(worker_config(tiny_model_dir)).worker
-    actor = replace(worker.config.actor, fsdp_config=FSDPConfig(offload_policy=offload_policy, param_offload=True))
-    worker.config = replace(worker.config, actor=actor)
-    worker.device = torch.device("cuda")
+    fsdp_config = FSDPConfig(offload_policy=offload_policy, param_offload=True)
+    worker.memory = ModelMemory(worker.actor_model, worker.optimizer, fsdp_config, torch.device("cuda"))
     moves: list[str] = []
     for name in (
         "offload_fsdp_optimizer",
@@ -216,10 +234,10 @@ def test_memory_moves_optimizer_first_and_never_what_fsdp_fetches_itself(
         "load_fsdp_model_to_gpu",
         "load_fsdp_optimizer",
     ):
-        monkeypatch.setattr(fsdp_workers, name, lambda *_, name=name: moves.append(name))
+        monkeypatch.setattr(model_worker, name, lambda *_, name=name: moves.append(name))
     worker.release_device_memory()
     worker.restore_device_memory()
-    with worker._actor_on_device(optimizer=True):
+    with worker.memory.on_device(optimizer=True):
         moves.append("work")
     expected = [
         "offload_fsdp_optimizer", "offload_fsdp_model_to_cpu", "load_fsdp_optimizer",

@@ -45,7 +45,7 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
     logits = torch.randn(8, generator=torch.Generator().manual_seed(3)) * 1.5
     draws = 20_000
     sampling = SamplingParams(temperature=temperature)
-    tokens, log_probs = sample_tokens(logits.expand(draws, -1), torch.arange(draws), 5, sampling)
+    tokens, log_probs, _ = sample_tokens(logits.expand(draws, -1), torch.arange(draws), 5, sampling)
     probabilities = torch.softmax(logits / temperature, dim=0)
     counts = torch.bincount(tokens, minlength=8)
     chi_square = float(((counts - draws * probabilities) ** 2 / (draws * probabilities)).sum())
@@ -56,9 +56,9 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
 def test_token_index_and_seed_change_the_draws() -> None:
     logits = torch.zeros(64, 100)
     seeds = torch.arange(64)
-    first, _ = sample_tokens(logits, seeds, 0, SamplingParams())
-    second, _ = sample_tokens(logits, seeds, 1, SamplingParams())
-    other, _ = sample_tokens(logits, seeds + 64, 0, SamplingParams())
+    first, *_ = sample_tokens(logits, seeds, 0, SamplingParams())
+    second, *_ = sample_tokens(logits, seeds, 1, SamplingParams())
+    other, *_ = sample_tokens(logits, seeds + 64, 0, SamplingParams())
     assert (first != second).sum() > 50
     assert (first != other).sum() > 50
     assert len(first.unique()) > 30
@@ -67,9 +67,19 @@ def test_token_index_and_seed_change_the_draws() -> None:
 def test_greedy_takes_the_best_and_reports_the_model_s_distribution() -> None:
     logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
     for sampling in (SamplingParams(do_sample=False, temperature=0.5), SamplingParams(temperature=0.0)):
-        tokens, log_probs = sample_tokens(logits, torch.arange(5), 0, sampling)
+        tokens, log_probs, _ = sample_tokens(logits, torch.arange(5), 0, sampling)
         assert torch.equal(tokens, logits.argmax(dim=1))
         assert torch.allclose(log_probs, torch.log_softmax(logits, 1).max(dim=1).values)
+
+
+def test_draws_that_rounding_decides_are_known() -> None:
+    logits = torch.tensor([[0.0, 1.0, 1.0 + 5e-5], [0.0, 1.0, 1.1], [0.0, 0.0, 9.0]])
+    assert sample_tokens(logits, torch.arange(3), 0, SamplingParams(do_sample=False)).close.tolist() == [1, 0, 0]
+    # The noise decides otherwise: of many draws between equals, about one in 1e4 is close.
+    equals = torch.zeros(40_000, 4)
+    close = sample_tokens(equals, torch.arange(40_000), 0, SamplingParams()).close
+    assert 0 < int(close.sum()) < 40
+    assert sample_tokens(torch.zeros(2, 3), torch.arange(2), 0, SamplingParams(top_k=1)).close.tolist() == [0, 0]
 
 
 def test_top_k_and_top_p_keep_the_right_tokens() -> None:
@@ -81,7 +91,7 @@ def test_top_k_and_top_p_keep_the_right_tokens() -> None:
     assert torch.allclose(top_p, torch.tensor([[2 / 3, 1 / 3, 0, 0, 0]]), atol=1e-6)
     alone = token_log_probs(logits, SamplingParams(top_p=1e-9)).exp()
     assert torch.allclose(alone, torch.tensor([[1.0, 0, 0, 0, 0]]))
-    tokens, _ = sample_tokens(logits.expand(500, -1), torch.arange(500), 0, SamplingParams(top_k=2))
+    tokens, *_ = sample_tokens(logits.expand(500, -1), torch.arange(500), 0, SamplingParams(top_k=2))
     assert set(tokens.tolist()) == {0, 1}
 
 

@@ -19,7 +19,8 @@ from tests.verl.workers.support import (
 from verl.protocol import DataProto
 from verl.trainer.config.model_sections import OptimConfig
 from verl.trainer.ppo.core_algos import agg_loss, kl_penalty
-from verl.workers.actor.forward import MicroBatching
+from verl.workers.actor.dp_actor import score_responses
+from verl.workers.batching import MicroBatching
 
 FULL_LOSS = {"entropy_coeff": 0.01, "use_kl_loss": True, "kl_loss_coef": 0.1}
 
@@ -36,7 +37,7 @@ def update(
     group = make_group(worker_config(path, actor=actor, model=model or {}), "actor")
     use_sgd(group.worker)
     if batching is not None:
-        group.worker.actor.update_batching = batching
+        group.worker.actor.updates.batching = batching
     metrics = group.update_actor(batch).meta_info["metrics"]
     return weights_of(group.worker), metrics
 
@@ -72,8 +73,8 @@ def test_update_is_the_written_out_loss(tiny_model_dir: Path) -> None:
     worker = group.worker
     use_sgd(worker)
     columns, mask = batch.batch, batch.batch["response_mask"].bool()
-    scores = worker.actor._forward(
-        columns["input_ids"], columns["attention_mask"], mask, temperature=1.0, with_entropy=True
+    scores = score_responses(
+        worker.actor.forward, columns["input_ids"], columns["attention_mask"], mask, temperature=1.0, with_entropy=True
     )
     ratio = torch.exp(scores.log_probs - columns["old_log_probs"])
     advantages = columns["advantages"]
@@ -168,6 +169,6 @@ def test_epochs_and_mini_batches_step_in_order(tiny_model_dir: Path) -> None:
 
 def test_a_mini_batch_smaller_than_the_ranks_is_refused(tiny_model_dir: Path) -> None:
     group = make_group(worker_config(tiny_model_dir, actor={"ppo_mini_batch_size": 1}), "actor")
-    group.worker.actor.world_size = 2
+    group.worker.actor.updates.world_size = 2
     with pytest.raises(ValueError, match="ppo_mini_batch_size=1"):
         group.update_actor(training_batch(4, tiny_model_dir))

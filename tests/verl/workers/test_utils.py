@@ -24,7 +24,8 @@ from verl.utils.seqlen_balancing import (
     log_seqlen_unbalance,
     rearrange_micro_batches,
 )
-from verl.workers.model_builder import build_lr_scheduler, to_dtype
+from verl.utils.torch_dtypes import PrecisionType
+from verl.workers.model_builder import build_lr_scheduler
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +144,7 @@ def test_impossible_requests_are_named() -> None:
     with pytest.raises(UserError, match="total_training_steps"):
         build_lr_scheduler(optimizer, OptimConfig(warmup_style="cosine"))
     with pytest.raises(UserError, match="unknown dtype"):
-        to_dtype("int3", "rollout.dtype")
+        PrecisionType.to_dtype("int3", "rollout.dtype")
     with pytest.raises(UserError, match=r"trainer\.device=tpu"):
         resolve_device("tpu")
     with pytest.raises(ValueError, match="at least two"):

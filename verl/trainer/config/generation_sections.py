@@ -133,8 +133,8 @@ class GenerationConfig(RootConfig):
 
 def validate_generation_config(cfg: GenerationConfig) -> None:
     """Raise UserError for the first combination in `cfg` that this version cannot run."""
-    refuse(unsupported_engine(cfg.rollout, "rollout"))
     ranks = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
+    refuse(unsupported_engine(cfg.rollout, "rollout", ranks))
     size = cfg.actor.fsdp_config.fsdp_size
     samples = cfg.data.n_samples
     greedy = not cfg.rollout.do_sample or cfg.rollout.temperature == 0

@@ -20,6 +20,7 @@ from verl.utils.errors import UserError
 from verl.utils.fs import is_hdfs_path
 from verl.utils.import_utils import is_installed
 from verl.utils.tracking import BACKENDS
+from verl.workers.rollout.engines import engine_problem
 
 __all__ = ["check_backends", "check_remote", "refuse", "unsupported_engine", "validate_critic", "validate_ppo_config"]
 
@@ -30,7 +31,7 @@ Refusals = Iterable[tuple[bool, str]]
 def validate_ppo_config(cfg: PPOConfig) -> None:
     """Raise UserError for the first combination in `cfg` that this version cannot run."""
     rollout = cfg.actor_rollout_ref.rollout
-    refuse(unsupported_engine(rollout, "actor_rollout_ref.rollout"))
+    refuse(unsupported_engine(rollout, "actor_rollout_ref.rollout", cfg.trainer.world_size))
     refuse(_unsupported_sampling(rollout, "actor_rollout_ref.rollout"))
     refuse(_unsupported_model(cfg))
     refuse(_unsupported_run(cfg))
@@ -72,21 +73,16 @@ def refuse(refusals: Refusals) -> None:
             raise UserError(sentence)
 
 
-def unsupported_engine(rollout: RolloutConfig, prefix: str) -> Refusals:
-    """What no program of this version can do with a generation engine; `prefix` is the section's key."""
-    yield (
-        rollout.name != "hf",
-        f"{prefix}.name={rollout.name} is not available yet; set {prefix}.name=hf.",
-    )
+def unsupported_engine(rollout: RolloutConfig, prefix: str, ranks: int) -> Refusals:
+    """What no program can do with a generation engine on `ranks` ranks; `prefix` is the key of the section."""
+    problem = engine_problem(rollout.name, f"{prefix}.name")
+    yield problem is not None, problem or ""
+    yield from _unsupported_hf(rollout, prefix) if rollout.name == "hf" else _unsupported_vllm(rollout, prefix, ranks)
     yield (
         rollout.multi_turn.enable,
         f"{prefix}.multi_turn.enable is an engine's tool loop and not available; set it to False, "
         "the environment loop is multi-turn by itself.",
     )
-    for name in ("min_p", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty"):
-        yield getattr(rollout, name) is not None, f"{prefix}.{name} needs an engine other than hf; set it to null."
-    for name in ("stop", "stop_token_ids"):
-        yield getattr(rollout, name) is not None, f"{prefix}.{name} needs an engine other than hf; set it to null."
     yield (
         rollout.limit_images is not None,
         f"{prefix}.limit_images needs an environment with images, which this version lacks; set it to null.",
@@ -96,6 +92,35 @@ def unsupported_engine(rollout: RolloutConfig, prefix: str) -> Refusals:
         rollout.max_model_len is not None and rollout.max_model_len < needed,
         f"{prefix}.max_model_len={rollout.max_model_len} is below prompt_length + response_length = "
         f"{rollout.prompt_length} + {rollout.response_length}; set it to {needed} or null.",
+    )
+
+
+def _unsupported_hf(rollout: RolloutConfig, prefix: str) -> Refusals:
+    for name in (
+        "min_p", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "stop", "stop_token_ids",
+    ):  # fmt: skip
+        yield (
+            getattr(rollout, name) is not None,
+            f"{prefix}.{name} needs an engine other than hf; set it to null, or {prefix}.name=vllm.",
+        )
+
+
+def _unsupported_vllm(rollout: RolloutConfig, prefix: str, ranks: int) -> Refusals:
+    size = rollout.tensor_model_parallel_size
+    yield (
+        ranks % size != 0,
+        f"{prefix}.tensor_model_parallel_size={size} does not divide the {ranks} ranks; set it to 1, or to a divisor.",
+    )
+    longest, batched = rollout.max_model_len or rollout.max_row_length, rollout.max_num_batched_tokens
+    yield (
+        not rollout.enable_chunked_prefill and batched < longest,
+        f"{prefix}.max_num_batched_tokens={batched} is below the {longest} tokens of the longest row, and "
+        f"{prefix}.enable_chunked_prefill=False cannot cut it; set the former to {longest} or the latter to True.",
+    )
+    yield (
+        rollout.enforce_eager and rollout.cudagraph_capture_sizes is not None,
+        f"{prefix}.cudagraph_capture_sizes has no effect with {prefix}.enforce_eager=True; set that to False, or the "
+        "sizes to null.",
     )
 
 

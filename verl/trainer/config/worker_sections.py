@@ -178,12 +178,18 @@ class RolloutConfig:
     dtype: EngineDtype = "bfloat16"
     """Dtype of the engine's weights on CUDA; on the CPU they have the policy's own."""
     gpu_memory_utilization: Fraction = 0.5
+    """vllm: share of a GPU for weights and key/value cache; on the CPU VLLM_CPU_KVCACHE_SPACE (GiB) counts."""
     ignore_eos: bool = False
     enforce_eager: bool = True
+    """vllm: neither graphs nor compilation."""
     free_cache_engine: bool = True
+    """vllm: weights and cache leave the GPU between rollouts."""
     load_format: str = "dummy_dtensor"
+    """vllm: dummy_* starts with random weights and takes the policy's; other formats read the folder first."""
     layered_summon: bool = False
+    """Accepted; weights always go over one at a time."""
     tensor_model_parallel_size: PositiveInt = 2
+    """vllm: ranks that share one engine; divides the number of ranks."""
     max_num_batched_tokens: PositiveInt = 8192
     max_model_len: PositiveInt | None = None
     """null = prompt_length + response_length."""
@@ -205,6 +211,10 @@ class RolloutConfig:
     multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
     seed: int | None = None
     """Seed of the sampling; null = env.seed."""
+    weight_probe: bool = True
+    """After every weight sync, compare the engine's log-probs of a short fixed prompt with the policy's."""
+    weight_probe_tolerance: PositiveFloat | None = None
+    """Allowed mean absolute difference; null = by dtype (5e-4 float32, 3e-2 float16, 0.25 bfloat16)."""
     limit_images: PositiveInt | None = None
     cudagraph_capture_sizes: tuple[int, ...] | None = None
     min_p: Fraction | None = None

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,14 +18,16 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
+    set_model_state_dict,
     set_optimizer_state_dict,
 )
 
-from verl.utils.checkpoint.checkpoint_manager import TRACKER_FILE
-from verl.utils.checkpoint.fsdp_checkpoint_manager import save_hf_model
+from verl.utils.checkpoint.checkpoint_manager import TRACKER_FILE, find_latest_ckpt_path
+from verl.utils.checkpoint.fsdp_checkpoint_manager import export_adapter, save_hf_model
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_write
-from verl.utils.fsdp_utils import quiet_no_shard
+from verl.utils.fsdp_utils import full_options, quiet_no_shard, trainable_names
+from verl.utils.lora import ADAPTER_FOLDER, LoRASettings, load_adapter
 
 __all__ = [
     "RESUME_FOLDER",
@@ -34,6 +35,7 @@ __all__ = [
     "find_checkpoint",
     "last_checkpoint",
     "load_optimizers",
+    "load_trained_adapter",
     "read_resume_state",
     "save_checkpoint",
 ]
@@ -45,8 +47,6 @@ RESUME_FOLDER = "resume"
 
 _OPTIMIZER_FILE = "optimizer.pt"
 _STATE_FILE = "trainer_state.json"
-_STEP_FOLDER = re.compile(r"global_step_(\d+)")
-_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class ResumeState:
     train_batch_size: int
     num_rows: int
     total_steps: int
+    lora_rank: int = 0
 
 
 def save_checkpoint(
@@ -68,10 +69,13 @@ def save_checkpoint(
     tokenizer: Any,
     state: ResumeState,
     trust_remote_code: bool = False,
+    lora: LoRASettings | None = None,
+    base_model: str = "",
 ) -> None:
     """Write `folder` aside and rename it, then point `latest_checkpointed_iteration.txt` beside it to it.
 
-    Collective: every rank calls it, rank 0 writes. An existing folder of that name is replaced.
+    Collective: every rank calls it, rank 0 writes. An existing folder of that name is replaced. With adapters the
+    folder holds the merged model, and `lora_adapter/` the adapters alone, which belong to `base_model`.
     """
     aside = folder.with_name(f"{folder.name}.tmp-saving")
     inner: Any = model
@@ -81,9 +85,12 @@ def save_checkpoint(
         tokenizer=tokenizer,
         generation_config=inner.generation_config,
         trust_remote_code=trust_remote_code,
+        lora=lora,
     )
+    if lora is not None:
+        export_adapter(model, aside / ADAPTER_FOLDER, lora, base_model=base_model)
     with quiet_no_shard():
-        moments = get_optimizer_state_dict(model, list(optimizers), options=_FULL)
+        moments = get_optimizer_state_dict(model, list(optimizers), options=full_options(model))
     if dist.get_rank() == 0:
         resume = aside / RESUME_FOLDER
         resume.mkdir()
@@ -98,22 +105,9 @@ def save_checkpoint(
 
 
 def last_checkpoint(run_dir: str | Path) -> Path | None:
-    """The newest finished checkpoint in the folder of a run; None when there is none.
-
-    Newest by the tracker file, because a folder may hold higher steps of an earlier run; else the highest step.
-    """
-    run = Path(run_dir).expanduser()
-    tracker = run / TRACKER_FILE
-    if tracker.is_file():
-        newest = run / f"global_step_{tracker.read_text(encoding='utf-8').strip()}"
-        if (newest / RESUME_FOLDER / _STATE_FILE).is_file():
-            return newest
-    folders = []
-    for path in run.glob("global_step_*"):
-        match = _STEP_FOLDER.fullmatch(path.name)
-        if match and (path / RESUME_FOLDER / _STATE_FILE).is_file():
-            folders.append((int(match[1]), path))
-    return max(folders)[1] if folders else None
+    """The newest finished checkpoint in the folder of a run; None when there is none."""
+    newest = find_latest_ckpt_path(run_dir, marker=f"{RESUME_FOLDER}/{_STATE_FILE}")
+    return None if newest is None else Path(newest)
 
 
 def find_checkpoint(path: str | Path) -> Path:
@@ -155,7 +149,26 @@ def load_optimizers(folder: Path, model: nn.Module, optimizers: Sequence[torch.o
             group["initial_lr"] = group["lr"]
     state = torch.load(file, map_location="cpu", weights_only=True)
     with quiet_no_shard():
-        set_optimizer_state_dict(model, list(optimizers), state, options=_FULL)
+        set_optimizer_state_dict(model, list(optimizers), state, options=full_options(model))
     for optimizer, kept in zip(optimizers, rates):
         for group, rate in zip(optimizer.param_groups, kept):
             group["lr"] = rate
+
+
+def load_trained_adapter(folder: Path, model: nn.Module) -> None:
+    """Load the adapters of a checkpoint into a model whose base weights are loaded already. Collective.
+
+    Raises:
+        UserError: the checkpoint has no adapters, or not those of this model.
+    """
+    weights: dict[str, Any] = dict(load_adapter(folder / ADAPTER_FOLDER))
+    trained = trainable_names(model)
+    if set(weights) != trained:
+        odd = sorted(trained.symmetric_difference(weights))[0]
+        raise UserError(
+            f"trainer.resume_path={folder} holds other adapters than this model ({odd} is in only one of the two); "
+            "resume with the same model.lora_rank and model.target_modules"
+        )
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    with quiet_no_shard():
+        set_model_state_dict(model, weights, options=options)

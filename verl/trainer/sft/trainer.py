@@ -7,7 +7,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,56 +18,34 @@ import torch.distributed as dist
 from torch import nn
 from tqdm import tqdm
 
-from verl.trainer.config.schema import SFTConfig, SFTDataConfig
+from verl.trainer.config.schema import SFTConfig
 from verl.trainer.sft.checkpoint import (
     ResumeState,
     find_checkpoint,
     load_optimizers,
+    load_trained_adapter,
     read_resume_state,
     save_checkpoint,
 )
+from verl.trainer.sft.data import create_sft_dataset, token_rows
 from verl.trainer.sft.optim import build_optimizers, build_schedules
 from verl.trainer.sft.step import LossStats, accumulate_gradients, evaluate_loss
+from verl.utils.dataset.chat import pad_id
 from verl.utils.dataset.sft_batching import epoch_order, steps_per_epoch
-from verl.utils.dataset.sft_dataset import SFTDataset, TokenRows, pad_id
+from verl.utils.dataset.token_rows import TokenRows
 from verl.utils.device import resolve_device
 from verl.utils.distributed import initialize_process_group
 from verl.utils.errors import UserError
-from verl.utils.fsdp_utils import clip_grad_norm
+from verl.utils.fsdp_utils import finite_step
 from verl.utils.import_utils import import_external_libs
+from verl.utils.lora import LoRASettings
 from verl.utils.tokenizer import hf_tokenizer
 from verl.utils.tracking import Tracking
 from verl.workers.model_builder import build_model
 
-__all__ = ["FSDPSFTTrainer", "create_sft_dataset"]
+__all__ = ["FSDPSFTTrainer"]
 
 logger = logging.getLogger(__name__)
-
-
-def create_sft_dataset(
-    data_paths: str | Sequence[str], data_config: SFTDataConfig, tokenizer: Any, config_key: str = "data.train_files"
-) -> SFTDataset:
-    """The data set that the `data` section describes, read from `data_paths`."""
-    return SFTDataset(
-        data_paths,
-        tokenizer,
-        prompt_key=_one(data_config.prompt_key, "data.prompt_key"),
-        response_key=_one(data_config.response_key, "data.response_key"),
-        prompt_dict_keys=data_config.prompt_dict_keys or (),
-        response_dict_keys=data_config.response_dict_keys or (),
-        max_length=data_config.max_length,
-        truncation=data_config.truncation,
-        weight_key=data_config.weight_key,
-        config_key=config_key,
-    )
-
-
-def _one(key: str | tuple[str, ...], name: str) -> str:
-    if isinstance(key, str):
-        return key
-    if len(key) != 1:
-        raise UserError(f"{name}={list(key)} names {len(key)} columns; name one")
-    return key[0]
 
 
 class FSDPSFTTrainer:
@@ -122,12 +100,16 @@ class FSDPSFTTrainer:
         self._load_model()
 
     def _read(self, files: str | tuple[str, ...], key: str) -> TokenRows:
-        return create_sft_dataset(files, self.config.data, self.tokenizer, f"data.{key}").rows
+        data = self.config.data
+        return token_rows(create_sft_dataset(files, data, self.tokenizer, f"data.{key}"), data)
 
     def _load_model(self) -> None:
         model = self.config.model
+        self.lora = LoRASettings.of(model.lora_rank, model.lora_alpha, model.target_modules)
+        # A checkpoint with adapters has them merged into its weights; the run goes on with the two apart.
+        from_start = self._resume_from is None or self.lora is not None
         self.model: nn.Module = build_model(
-            model.partial_pretrain if self._resume_from is None else str(self._resume_from),
+            model.partial_pretrain if from_start else str(self._resume_from),
             strategy=model.strategy,
             device=self.device,
             trainable=True,
@@ -135,6 +117,9 @@ class FSDPSFTTrainer:
             override_config=model.override_config,
             enable_gradient_checkpointing=model.enable_gradient_checkpointing,
             trust_remote_code=model.trust_remote_code,
+            use_remove_padding=self.config.use_remove_padding,
+            use_liger=model.use_liger,
+            lora=self.lora,
             config_key="model.partial_pretrain",
         )
         optim = self.config.optim
@@ -159,19 +144,26 @@ class FSDPSFTTrainer:
 
     def _resume(self, folder: Path) -> None:
         saved, now = read_resume_state(folder), self._resume_state()
-        for name in ("seed", "train_batch_size", "num_rows"):
+        for name in ("seed", "train_batch_size", "num_rows", "lora_rank"):
             if getattr(saved, name) != getattr(now, name):
                 raise UserError(
                     f"trainer.resume_path={folder} was written with {name}={getattr(saved, name)}, this run has "
-                    f"{getattr(now, name)}, so the rows would come in another order; use the same data and settings"
+                    f"{getattr(now, name)}, so it would not go on as it began; use the same data and settings"
                 )
+        if self.lora is not None:
+            load_trained_adapter(folder, self.model)
         load_optimizers(folder, self.model, self.optimizers)
         self.global_step = saved.global_step
         logger.info("resumed from %s at step %d", folder, self.global_step)
 
     def _resume_state(self) -> ResumeState:
         return ResumeState(
-            self.global_step, self.config.trainer.seed, self._batch_size, len(self.train_rows), self.total_steps
+            self.global_step,
+            self.config.trainer.seed,
+            self._batch_size,
+            len(self.train_rows),
+            self.total_steps,
+            self.config.model.lora_rank,
         )
 
     def fit(self) -> dict[str, float]:
@@ -219,19 +211,12 @@ class FSDPSFTTrainer:
                 device=self.device,
                 group=self.group,
                 prompt_loss_weight=self.config.data.prompt_loss_weight,
+                packed=self.config.use_remove_padding,
             )
         rates = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
-        grad_norm = float(clip_grad_norm(self.model, self.config.optim.clip_grad))
-        finite = math.isfinite(grad_norm)
-        for optimizer, schedule in zip(self.optimizers, self._schedules):
-            if not finite:
-                optimizer.zero_grad(set_to_none=True)
-            # Without gradients a step leaves parameters and moments alone.
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        grad_norm = finite_step(self.model, self.optimizers, self.config.optim.clip_grad)
+        for schedule in self._schedules:
             schedule.step()
-        if not finite:
-            logger.warning("step %d: the gradient norm is %s; no parameter was changed", self.global_step, grad_norm)
         self.global_step += 1
         return self._metrics(stats, grad_norm, rates, time.perf_counter() - start)
 
@@ -271,6 +256,7 @@ class FSDPSFTTrainer:
             pad_token_id=pad_id(self.tokenizer),
             device=self.device,
             group=self.group,
+            packed=self.config.use_remove_padding,
         )
         return {"val/loss": stats.loss}
 
@@ -284,6 +270,8 @@ class FSDPSFTTrainer:
             tokenizer=self.tokenizer,
             state=self._resume_state(),
             trust_remote_code=self.config.model.trust_remote_code,
+            lora=self.lora,
+            base_model=self.config.model.partial_pretrain,
         )
         return folder
 

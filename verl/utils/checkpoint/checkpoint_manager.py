@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["TRACKER_FILE", "BaseCheckpointManager", "find_latest_ckpt_path", "get_checkpoint_tracker_filename"]
+__all__ = [
+    "TRACKER_FILE",
+    "BaseCheckpointManager",
+    "complete_steps",
+    "find_latest_ckpt_path",
+    "get_checkpoint_tracker_filename",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -58,15 +65,56 @@ def get_checkpoint_tracker_filename(root_path: str) -> str:
     return str(Path(root_path) / TRACKER_FILE)
 
 
-def find_latest_ckpt_path(path: str | None, directory_format: str = "global_step_{}") -> str | None:
-    """Folder of the last complete checkpoint under ``path``, or None where there is none."""
+def complete_steps(path: str | Path, directory_format: str = "global_step_{}", marker: str | None = None) -> list[int]:
+    """Steps with a complete checkpoint under ``path``, ascending.
+
+    ``marker``: file inside a checkpoint that is written last, as a relative path; None accepts every folder by name.
+    """
+    root = Path(path).expanduser()
+    if not root.is_dir():
+        return []
+    named = re.compile(re.escape(directory_format).replace(re.escape("{}"), r"(\d+)"))
+    steps = []
+    for folder in root.iterdir():
+        match = named.fullmatch(folder.name)
+        if match and folder.is_dir() and (marker is None or (folder / marker).is_file()):
+            steps.append(int(match[1]))
+    return sorted(steps)
+
+
+def find_latest_ckpt_path(
+    path: str | Path | None, directory_format: str = "global_step_{}", marker: str | None = None
+) -> str | None:
+    """Folder of the last complete checkpoint under ``path``, or None where there is none.
+
+    The tracker file decides, because the folder may hold higher steps of an earlier run. Where it names no complete
+    checkpoint (a crash may fall between the folder's rename and the tracker) the newest complete one is taken; without
+    a ``marker`` (see `complete_steps`) nothing tells a whole folder from a part, so the tracker alone counts.
+    """
     if path is None:
         return None
-    tracker = Path(get_checkpoint_tracker_filename(path))
+    root = Path(path).expanduser()
+    steps = complete_steps(root, directory_format, marker)
+    tracked = _tracked_step(root)
+    if tracked in steps:
+        return str(root / directory_format.format(tracked))
+    newest = steps[-1] if steps and marker is not None else None
+    if tracked is not None:
+        logger.warning(
+            "%s names step %d, whose folder is missing or incomplete; the newest complete checkpoint is %s",
+            root / TRACKER_FILE,
+            tracked,
+            "none" if newest is None else f"that of step {newest}",
+        )
+    return None if newest is None else str(root / directory_format.format(newest))
+
+
+def _tracked_step(root: Path) -> int | None:
+    tracker = root / TRACKER_FILE
     if not tracker.is_file():
         return None
-    folder = Path(path) / directory_format.format(int(tracker.read_text(encoding="utf-8").strip()))
-    if not folder.is_dir():
-        logger.warning("%s names %s, which does not exist", tracker, folder)
+    text = tracker.read_text(encoding="utf-8").strip()
+    if not text.isdecimal():
+        logger.warning("%s holds %r instead of a step number; ignored", tracker, text[:40])
         return None
-    return str(folder)
+    return int(text)

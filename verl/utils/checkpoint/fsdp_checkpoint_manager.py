@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers.utils.logging as hf_logging
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -20,14 +21,21 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_dir
-from verl.utils.fsdp_utils import full_state_dict, quiet_no_shard, reshard
+from verl.utils.fsdp_utils import full_state_dict, quiet_no_shard, reshard, trainable_names
+from verl.utils.lora import ADAPTER_FOLDER, LoRASettings, merge_adapters, save_adapter
 
-__all__ = ["FSDPCheckpointManager", "save_hf_model"]
+__all__ = ["FSDPCheckpointManager", "export_adapter", "save_hf_model", "write_hf_folder"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,26 +49,76 @@ def save_hf_model(
     tokenizer: PreTrainedTokenizerBase | None = None,
     generation_config: GenerationConfig | None = None,
     trust_remote_code: bool = False,
+    value_head: bool = False,
+    lora: LoRASettings | None = None,
 ) -> None:
-    """Gathers a (sharded) causal language model and writes a Hugging Face folder, weights in the stored dtype.
+    """Gathers a (sharded) model and writes a Hugging Face folder, weights in the stored dtype.
 
     A collective; rank 0 writes, aside first and then under the final name. An existing folder is replaced.
+
+    Args:
+        value_head: the model is a token classifier rather than a causal language model.
+        lora: the model's adapters, which are merged into its weights.
     """
     reshard(model)
     weights = full_state_dict(model, rank0_only=True)
     if dist.is_initialized() and dist.get_rank() != 0:
         return
-    config: PretrainedConfig = model.config  # type: ignore[assignment]
+    if lora is not None:
+        weights = dict(merge_adapters(weights.items(), lora))
+    write_hf_folder(
+        path,
+        weights,
+        model.config,  # type: ignore[arg-type]
+        tokenizer=tokenizer,
+        generation_config=generation_config,
+        trust_remote_code=trust_remote_code,
+        value_head=value_head,
+    )
+
+
+def write_hf_folder(
+    path: str | Path,
+    weights: dict[str, torch.Tensor],
+    config: PretrainedConfig,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    generation_config: GenerationConfig | None = None,
+    trust_remote_code: bool = False,
+    value_head: bool = False,
+) -> None:
+    """Write unsharded weights as a Hugging Face folder, aside first; arguments as in `save_hf_model`."""
     # Only a shell for save_pretrained: on the meta device it has no memory of its own.
     dtype = next(iter(weights.values())).dtype
+    auto_class = AutoModelForTokenClassification if value_head else AutoModelForCausalLM
     with torch.device("meta"):
-        shell = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        shell = auto_class.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     if generation_config is not None:
         shell.generation_config = generation_config
+    hf_logging.disable_progress_bar()
     with atomic_dir(path, overwrite=True) as folder:
         shell.save_pretrained(folder, state_dict=weights)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
+
+
+def export_adapter(
+    model: nn.Module, folder: str | Path, lora: LoRASettings, *, base_model: str, value_head: bool = False
+) -> None:
+    """Gathers what trains of a (sharded) model with adapters and writes it for `peft`, see `save_adapter`.
+
+    A collective; rank 0 writes.
+    """
+    trained = trainable_names(model)
+    weights = full_state_dict(model, rank0_only=True)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        save_adapter(
+            {name: weight for name, weight in weights.items() if name in trained},
+            folder,
+            lora,
+            base_model=base_model,
+            task_type="TOKEN_CLS" if value_head else "CAUSAL_LM",
+        )
 
 
 class FSDPCheckpointManager(BaseCheckpointManager):
@@ -70,9 +128,15 @@ class FSDPCheckpointManager(BaseCheckpointManager):
     ``extra_state_world_size_W_rank_r.pt`` = ``{lr_scheduler, rng, generators}``; the Hugging Face configuration and
     tokenizer beside them; ``huggingface/`` when ``hf_model`` is in the contents. Restoring needs the same W.
 
+    With adapters the model file holds what trains (adapters, a value head), ``lora_adapter/`` the same for `peft`, and
+    ``huggingface/`` the model with its adapters merged.
+
     Args:
         checkpoint_contents: of ``model, optimizer, extra, hf_model``.
         generators: named generators of the role whose states belong to ``extra``.
+        value_head: the model is a token classifier rather than a causal language model.
+        lora: the model's adapters.
+        base_model: folder or id that adapters name as their base.
     """
 
     def __init__(
@@ -86,6 +150,9 @@ class FSDPCheckpointManager(BaseCheckpointManager):
         generation_config: GenerationConfig | None = None,
         generators: Mapping[str, torch.Generator] | None = None,
         trust_remote_code: bool = False,
+        value_head: bool = False,
+        lora: LoRASettings | None = None,
+        base_model: str = "",
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -95,6 +162,9 @@ class FSDPCheckpointManager(BaseCheckpointManager):
         self.generation_config = generation_config
         self.generators = dict(generators or {})
         self.trust_remote_code = trust_remote_code
+        self.value_head = value_head
+        self.lora = lora
+        self.base_model = base_model
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
 
@@ -109,21 +179,19 @@ class FSDPCheckpointManager(BaseCheckpointManager):
         reshard(self.model)
         with quiet_no_shard():
             if "model" in self.contents:
-                torch.save(get_model_state_dict(self.model, options=_SHARDED), self.shard_path(folder, "model"))
+                torch.save(self._model_state(), self.shard_path(folder, "model"))
             if "optimizer" in self.contents and self.optimizer is not None:
                 torch.save(self._optimizer_state(self.optimizer), self.shard_path(folder, "optim"))
         if "extra" in self.contents:
             torch.save(self._extra_state(), self.shard_path(folder, "extra_state"))
         if self.rank == 0:
             self._save_description(folder)
-        if "hf_model" in self.contents:
-            save_hf_model(
-                self.model,
-                folder / "huggingface",
-                tokenizer=self.processing_class,
-                generation_config=self.generation_config,
-                trust_remote_code=self.trust_remote_code,
+        if self.lora is not None:
+            export_adapter(
+                self.model, folder / ADAPTER_FOLDER, self.lora, base_model=self.base_model, value_head=self.value_head
             )
+        if "hf_model" in self.contents:
+            self.export_hf(folder / "huggingface")
         if dist.is_initialized():
             # Nobody may rename the folder before every rank has written its part.
             dist.barrier()
@@ -141,7 +209,7 @@ class FSDPCheckpointManager(BaseCheckpointManager):
         reshard(self.model)
         with quiet_no_shard():
             if "model" in self.contents:
-                set_model_state_dict(self.model, self._read(folder, "model"), options=_SHARDED)
+                self._load_model(folder)
             if "optimizer" in self.contents and self.optimizer is not None:
                 state = self._read(folder, "optim")
                 if state is None:
@@ -156,6 +224,39 @@ class FSDPCheckpointManager(BaseCheckpointManager):
                 if name in extra["generators"]:
                     generator.set_state(extra["generators"][name])
             self.load_rng_state(extra["rng"])
+
+    def export_hf(self, path: str | Path) -> None:
+        """Write a Hugging Face folder, see `save_hf_model`; a collective."""
+        save_hf_model(
+            self.model,
+            path,
+            tokenizer=self.processing_class,
+            generation_config=self.generation_config,
+            trust_remote_code=self.trust_remote_code,
+            value_head=self.value_head,
+            lora=self.lora,
+        )
+
+    def _model_state(self) -> dict[str, Any]:
+        state = get_model_state_dict(self.model, options=_SHARDED)
+        if self.lora is None:
+            return state
+        trained = trainable_names(self.model)
+        return {name: tensor for name, tensor in state.items() if name in trained}
+
+    def _load_model(self, folder: Path) -> None:
+        state = self._read(folder, "model")
+        if self.lora is not None:
+            trained = trainable_names(self.model)
+            if set(state) != trained:
+                odd = sorted(trained.symmetric_difference(state))
+                raise UserError(
+                    f"checkpoint {folder} holds other adapters than this model ({odd[0]} is in only one of the two); "
+                    "resume with the same model.lora_rank and model.target_modules"
+                )
+            # The frozen rest is the base model's, loaded already.
+            state = get_model_state_dict(self.model, options=_SHARDED) | state
+        set_model_state_dict(self.model, state, options=_SHARDED)
 
     def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any] | None:
         # Asked for the state of an optimizer that has never stepped, torch fills it in with step counter 1, which

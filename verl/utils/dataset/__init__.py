@@ -6,12 +6,18 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["SFTDataset"]
+from verl.utils.absent import absent_name
 
-_HOMES = {"SFTDataset": "verl.utils.dataset.sft_dataset"}
+__all__ = ["MultiTurnSFTDataset", "RLHFDataset", "SFTDataset"]
+
+_HOMES = {
+    "MultiTurnSFTDataset": "verl.utils.dataset.multiturn_sft_dataset",
+    "RLHFDataset": "verl.utils.dataset.rl_dataset",
+    "SFTDataset": "verl.utils.dataset.sft_dataset",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        absent_name(__name__, name)
     return getattr(importlib.import_module(_HOMES[name]), name)

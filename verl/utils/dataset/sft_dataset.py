@@ -1,188 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Supervised fine-tuning rows: parquet -> chat template -> token ids, tokenised once and kept in flat arrays."""
+"""Supervised fine-tuning rows of a prompt and a response: parquet -> chat template -> token ids, tokenised once."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from verl.trainer.config.builder import build_config
+from verl.trainer.config.sft_sections import SFTDataConfig
+from verl.utils.dataset.chat import ChatTokenizer, as_messages, pad_id, render_prompts, tokenize_texts
+from verl.utils.dataset.parquet import read_column, read_parquet
+from verl.utils.dataset.token_rows import TokenRows
 from verl.utils.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "SFTBatch",
-    "SFTDataset",
-    "SFTTokenizer",
-    "TokenRows",
-    "as_messages",
-    "collate_rows",
-    "render_prompts",
-    "tokenize_pairs",
-    "tokenize_texts",
-]
+__all__ = ["SFTDataset", "TokenRowsDataset", "cut_row", "rows_of_ids", "tokenize_pairs"]
 
 logger = logging.getLogger(__name__)
 
 TRUNCATIONS = ("error", "left", "right")
-_TOKENIZER_BATCH = 1024
-
-
-class SFTTokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that this module uses."""
-
-    eos_token_id: int | None
-    pad_token_id: int | None
-
-    def __call__(self, text: list[str], *, add_special_tokens: bool) -> Any: ...
-
-    def apply_chat_template(self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool) -> Any: ...
-
-
-@dataclass(frozen=True)
-class TokenRows:
-    """N tokenised rows in flat arrays.
-
-    tokens: (sum of lengths,) int32, each row = prompt ids followed by response ids (its end token included).
-    offsets: (N + 1,) int64, row i is `tokens[offsets[i]:offsets[i + 1]]`.
-    prompt_lengths: (N,) int64, tokens of the row that are context only.
-    weights: (N,) float32 >= 0, factor of the row's loss.
-    """
-
-    tokens: np.ndarray
-    offsets: np.ndarray
-    prompt_lengths: np.ndarray
-    weights: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.prompt_lengths)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """(N,) int64 tokens per row."""
-        return np.diff(self.offsets)
-
-    @property
-    def num_targets(self) -> np.ndarray:
-        """(N,) int64 tokens per row that enter the loss; a row's very first token has nothing to predict it from."""
-        return self.lengths - np.maximum(self.prompt_lengths, 1)
-
-    @property
-    def num_prompt_targets(self) -> np.ndarray:
-        """(N,) int64 prompt tokens per row that can be predicted: all but a row's very first token."""
-        return np.maximum(np.minimum(self.prompt_lengths, self.lengths) - 1, 0)
-
-    def row(self, index: int) -> np.ndarray:
-        """(L,) int32 ids of one row."""
-        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
-
-    @classmethod
-    def from_ids(
-        cls,
-        prompts: Sequence[Sequence[int]],
-        responses: Sequence[Sequence[int]],
-        weights: Sequence[float] | np.ndarray | None = None,
-    ) -> TokenRows:
-        """Rows from separate prompt and response ids. Raises ValueError when the counts differ."""
-        if len(prompts) != len(responses) or (weights is not None and len(weights) != len(prompts)):
-            raise ValueError("prompts, responses and weights must have one entry per row")
-        lengths = np.array([len(p) + len(r) for p, r in zip(prompts, responses)], dtype=np.int64)
-        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
-        tokens = np.empty(int(offsets[-1]), dtype=np.int32)
-        for i, (prompt, response) in enumerate(zip(prompts, responses)):
-            start = offsets[i]
-            tokens[start : start + len(prompt)] = prompt
-            tokens[start + len(prompt) : offsets[i + 1]] = response
-        return cls(
-            tokens,
-            offsets,
-            np.array([len(p) for p in prompts], dtype=np.int64),
-            np.ones(len(prompts), np.float32) if weights is None else np.asarray(weights, dtype=np.float32),
-        )
-
-
-@dataclass(frozen=True)
-class SFTBatch:
-    """Rows right-padded to their own longest.
-
-    input_ids: (B, L) int64. attention_mask: (B, L) int64, 1 on real tokens.
-    loss_weights: (B, L) float32; entry t is the weight of predicting token t + 1 from the tokens up to t. It is the
-        row's weight from the last prompt token to the last but one token of the row, `prompt_loss_weight` times that
-        before it, else 0.
-    """
-
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor
-    loss_weights: torch.Tensor
-
-
-def collate_rows(
-    rows: TokenRows, indices: Sequence[int] | np.ndarray, pad_token_id: int, prompt_loss_weight: float = 0.0
-) -> SFTBatch:
-    """One micro-batch, as wide as its longest row.
-
-    An index of -1 stands for a filler row: one pad token without loss, so that ranks with fewer rows can take part
-    in collective operations.
-    """
-    index = np.asarray(indices, dtype=np.int64)
-    filler = index < 0
-    safe = np.where(filler, 0, index)
-    lengths = np.where(filler, 1, rows.lengths[safe])
-    width = int(lengths.max())
-    column = np.arange(width)
-    real = column[None, :] < lengths[:, None]
-    source = np.minimum(rows.offsets[safe][:, None] + column[None, :], len(rows.tokens) - 1)
-    ids = np.where(real & ~filler[:, None], rows.tokens[source], pad_token_id).astype(np.int64)
-    first = np.maximum(rows.prompt_lengths[safe] - 1, 0)
-    predicts = column[None, :] < lengths[:, None] - 1
-    share = np.where(column[None, :] >= first[:, None], 1.0, prompt_loss_weight)
-    weights = np.where(predicts & ~filler[:, None], share * rows.weights[safe][:, None], 0.0).astype(np.float32)
-    return SFTBatch(torch.from_numpy(ids), torch.from_numpy(real.astype(np.int64)), torch.from_numpy(weights))
-
-
-def as_messages(prompt: Any) -> list[dict[str, str]]:
-    """A prompt cell as chat messages: a string is one user message, a list of messages is taken as it is.
-
-    Raises:
-        ValueError: the cell is neither.
-    """
-    if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}]
-    if isinstance(prompt, (list, tuple, np.ndarray)) and len(prompt) > 0:
-        messages = [dict(m) if isinstance(m, Mapping) else {} for m in prompt]
-        if all(isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages):
-            return messages
-    raise ValueError("a prompt must be a string or a list of chat messages with role and content")
-
-
-def render_prompts(prompts: Sequence[Any], tokenizer: SFTTokenizer) -> list[str]:
-    """Prompt texts through the tokenizer's chat template, ending where the assistant's answer starts."""
-    return [
-        tokenizer.apply_chat_template(as_messages(prompt), tokenize=False, add_generation_prompt=True)
-        for prompt in prompts
-    ]
-
-
-def tokenize_texts(texts: Sequence[str], tokenizer: SFTTokenizer) -> list[list[int]]:
-    """Ids per text without added special tokens; the tokenizer is called on batches."""
-    ids: list[list[int]] = []
-    for start in range(0, len(texts), _TOKENIZER_BATCH):
-        chunk = list(texts[start : start + _TOKENIZER_BATCH])
-        ids.extend(tokenizer(chunk, add_special_tokens=False)["input_ids"])
-    return ids
+_COLUMNS = {"prompt_key": "prompt", "response_key": "response", "prompt_dict_keys": (), "response_dict_keys": ()}
 
 
 def tokenize_pairs(
     prompts: Sequence[Any],
     responses: Sequence[str],
-    tokenizer: SFTTokenizer,
+    tokenizer: ChatTokenizer,
     *,
     max_length: int,
     truncation: str = "error",
@@ -204,88 +54,62 @@ def tokenize_pairs(
     Raises:
         UserError: unknown truncation, a tokenizer without end token, or a row that is too long under `error`.
     """
-    if truncation not in TRUNCATIONS:
-        raise UserError(f"data.truncation={truncation!r} is not known; use one of: {', '.join(TRUNCATIONS)}")
     if tokenizer.eos_token_id is None:
         raise UserError("the tokenizer has no eos_token, so responses could not end; set one in tokenizer_config.json")
     prompt_ids = tokenize_texts(render_prompts(prompts, tokenizer), tokenizer)
-    response_ids = [ids + [tokenizer.eos_token_id] for ids in tokenize_texts(responses, tokenizer)]
-    for i, (prompt, response) in enumerate(zip(prompt_ids, response_ids)):
-        excess = len(prompt) + len(response) - max_length
-        if excess <= 0:
-            continue
-        if truncation == "error":
-            raise UserError(
-                f"{where} {i} has {len(prompt) + len(response)} tokens, more than data.max_length={max_length}; "
-                "raise data.max_length or set data.truncation=left or right"
-            )
-        prompt_ids[i], response_ids[i] = _cut(prompt, response, max_length, truncation)
-    rows = TokenRows.from_ids(prompt_ids, response_ids, weights)
+    response_ids = [[*ids, tokenizer.eos_token_id] for ids in tokenize_texts(responses, tokenizer)]
+    ids = [prompt + response for prompt, response in zip(prompt_ids, response_ids)]
+    targets = [np.arange(len(row)) >= len(prompt) for row, prompt in zip(ids, prompt_ids)]
+    return rows_of_ids(ids, targets, max_length=max_length, truncation=truncation, weights=weights, where=where)
+
+
+def rows_of_ids(
+    ids: Sequence[Sequence[int]],
+    targets: Sequence[np.ndarray],
+    *,
+    max_length: int,
+    truncation: str,
+    weights: Sequence[float] | np.ndarray | None = None,
+    where: str = "row",
+) -> TokenRows:
+    """Token rows cut to `max_length`; arguments and errors as in `tokenize_pairs`, `targets` as in `TokenRows`."""
+    if truncation not in TRUNCATIONS:
+        raise UserError(f"data.truncation={truncation!r} is not known; use one of: {', '.join(TRUNCATIONS)}")
+    if truncation == "error":
+        for i, row in enumerate(ids):
+            if len(row) > max_length:
+                raise UserError(
+                    f"{where} {i} has {len(row)} tokens, more than data.max_length={max_length}; "
+                    "raise data.max_length or set data.truncation=left or right"
+                )
+    rows = TokenRows.from_targets(
+        [cut_row(row, max_length, truncation) for row in ids],
+        [cut_row(row, max_length, truncation) for row in targets],
+        weights,
+    )
     empty = int((rows.num_targets <= 0).sum())
     if empty:
         logger.warning("%d of %d rows have no response token left after truncation and train nothing", empty, len(rows))
     return rows
 
 
-def _cut(prompt: list[int], response: list[int], max_length: int, side: str) -> tuple[list[int], list[int]]:
-    if side == "right":
-        return prompt[:max_length], response[: max(0, max_length - len(prompt))]
-    kept = response[-max_length:]
-    room = max_length - len(kept)
-    return (prompt[-room:] if room > 0 else []), kept
+def cut_row(row: Any, max_length: int, side: str) -> Any:
+    """The last (`left` cuts on the left) or the first `max_length` entries of a sequence."""
+    return row[max(0, len(row) - max_length) :] if side == "left" else row[:max_length]
 
 
-class SFTDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """A parquet file (or several, concatenated) of prompts and responses, tokenised once at construction.
+class TokenRowsDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Token rows, each right-padded to `max_length` on access.
 
-    `rows` holds the tokens; `dataset[i]` gives the same row right-padded to `max_length`: `input_ids`,
-    `attention_mask`, `position_ids` and `loss_mask`, each (max_length,) int64. `loss_mask` is 1 from the last prompt
-    token to the last but one token: entry t stands for the prediction of token t + 1.
+    `rows` holds the tokens; `dataset[i]` has `input_ids`, `attention_mask`, `position_ids` and `loss_mask`, each
+    (max_length,) int64. Entry t of `loss_mask` stands for the prediction of token t + 1: it is 1 from the token before
+    a target to the last but one token of that run of targets.
     """
 
-    def __init__(
-        self,
-        parquet_files: str | Path | Sequence[str | Path],
-        tokenizer: SFTTokenizer,
-        *,
-        prompt_key: str = "prompt",
-        response_key: str = "response",
-        prompt_dict_keys: Sequence[str] = (),
-        response_dict_keys: Sequence[str] = (),
-        max_length: int = 1024,
-        truncation: str = "error",
-        weight_key: str | None = None,
-        config_key: str = "data.train_files",
-    ) -> None:
-        """Read and tokenise.
-
-        Args:
-            parquet_files: path or paths.
-            prompt_key, response_key: columns. Cells that are mappings are followed through `*_dict_keys` in turn.
-            weight_key: column with row weights, or None.
-            config_key: key that messages name when a file is missing or broken.
-
-        Raises:
-            UserError: a missing file, column or key, a cell of the wrong kind, a row that is too long.
-        """
-        paths = [parquet_files] if isinstance(parquet_files, (str, Path)) else list(parquet_files)
-        frame = _read_parquet(paths, config_key)
-        where = f"{config_key}={', '.join(map(str, paths))}"
-        prompts = _column(frame, prompt_key, prompt_dict_keys, "prompt", where)
-        responses = _column(frame, response_key, response_dict_keys, "response", where)
-        _check_cells(prompts, responses, prompt_key, response_key, where)
-        weights = None if weight_key is None else _weights(frame, weight_key, where)
+    def __init__(self, rows: TokenRows, max_length: int, pad_token_id: int) -> None:
+        self.rows = rows
         self.max_length = max_length
-        self.pad_token_id = pad_id(tokenizer)
-        self.rows = tokenize_pairs(
-            prompts,
-            responses,
-            tokenizer,
-            max_length=max_length,
-            truncation=truncation,
-            weights=weights,
-            where=f"{where}: row",
-        )
+        self.pad_token_id = pad_token_id
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -294,63 +118,92 @@ class SFTDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         index %= len(self)
-        length, prompt = int(self.rows.lengths[index]), int(self.rows.prompt_lengths[index])
+        ids = torch.from_numpy(self.rows.row(index).astype(np.int64))
         input_ids = torch.full((self.max_length,), self.pad_token_id, dtype=torch.int64)
-        input_ids[:length] = torch.from_numpy(self.rows.row(index).astype(np.int64))
+        input_ids[: len(ids)] = ids
+        loss_mask = torch.zeros(self.max_length, dtype=torch.int64)
+        loss_mask[: len(ids) - 1] = torch.from_numpy(self.rows.row_targets(index)[1:].astype(np.int64))
         column = torch.arange(self.max_length)
         return {
             "input_ids": input_ids,
-            "attention_mask": (column < length).long(),
-            "position_ids": torch.where(column < length, column, 0),
-            "loss_mask": ((column >= max(prompt - 1, 0)) & (column < length - 1)).long(),
+            "attention_mask": (column < len(ids)).long(),
+            "position_ids": torch.where(column < len(ids), column, 0),
+            "loss_mask": loss_mask,
         }
 
 
-def pad_id(tokenizer: SFTTokenizer) -> int:
-    """Id used to fill rows: the pad token, else the end token, else 0 (filled positions never reach the loss)."""
-    if tokenizer.pad_token_id is not None:
-        return tokenizer.pad_token_id
-    return tokenizer.eos_token_id if tokenizer.eos_token_id is not None else 0
+class SFTDataset(TokenRowsDataset):
+    """A parquet file (or several, concatenated) of prompts and responses, tokenised once at construction."""
+
+    def __init__(
+        self,
+        parquet_files: str | Path | Sequence[str | Path],
+        tokenizer: ChatTokenizer,
+        config: SFTDataConfig | Mapping[str, Any] | None = None,
+        *,
+        config_key: str = "data.train_files",
+    ) -> None:
+        """Read and tokenise.
+
+        Args:
+            parquet_files: path or paths.
+            config: the `data` section, or some of its keys; without it the columns are `prompt` and `response`.
+            config_key: key that messages name when a file is missing or broken.
+
+        Raises:
+            UserError: a missing file, column or key, a cell of the wrong kind, a row that is too long.
+        """
+        data = data_section(config)
+        frame, where = read_rows(parquet_files, config_key)
+        prompt_key, response_key = _one(data.prompt_key, "prompt_key"), _one(data.response_key, "response_key")
+        prompts = read_column(frame, prompt_key, "data.prompt_key", where, data.prompt_dict_keys or ())
+        responses = read_column(frame, response_key, "data.response_key", where, data.response_dict_keys or ())
+        _check_cells(prompts, responses, prompt_key, response_key, where)
+        rows = tokenize_pairs(
+            prompts,
+            responses,
+            tokenizer,
+            max_length=data.max_length,
+            truncation=data.truncation,
+            weights=read_weights(frame, data.weight_key, where),
+            where=f"{where}: row",
+        )
+        super().__init__(rows, data.max_length, pad_id(tokenizer))
 
 
-def _read_parquet(paths: Sequence[str | Path], key: str) -> pd.DataFrame:
-    import pandas as pd
-    import pyarrow as pa
-
-    if not paths:
-        raise UserError(f"{key} is empty; set it to a parquet file")
-    frames = []
-    for path in paths:
-        file = Path(path).expanduser()
-        if not file.is_file():
-            raise UserError(f"{key}={path}: {file} is not a file; set {key} to an existing parquet file")
-        try:
-            frames.append(pd.read_parquet(file))
-        except (pa.ArrowInvalid, OSError) as error:
-            raise UserError(f"{key}={path}: {file} cannot be read as parquet ({error}); write it again") from error
-    frame = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
-    if len(frame) == 0:
-        raise UserError(f"{key}={', '.join(map(str, paths))}: there is no row in it")
-    return frame
+def data_section(config: SFTDataConfig | Mapping[str, Any] | None) -> SFTDataConfig:
+    """`config` as the typed section; keys that a mapping lacks take the values documented at `SFTDataset`."""
+    if isinstance(config, SFTDataConfig):
+        return config
+    return build_config(SFTDataConfig, {**_COLUMNS, **(config or {})})
 
 
-def _column(frame: pd.DataFrame, key: str, nested: Sequence[str], name: str, where: str) -> list[Any]:
-    if key not in frame.columns:
-        known = ", ".join(map(str, frame.columns))
-        raise UserError(f"{where}: no column {key!r} (data.{name}_key); the columns are: {known}")
-    cells = frame[key].tolist()
-    for part in nested:
-        # Columns without nesting are legal with any *_dict_keys: the shipped defaults name a data set with nesting.
-        for i, cell in enumerate(cells):
-            if not isinstance(cell, Mapping):
-                continue
-            if part not in cell:
-                known = ", ".join(map(str, cell))
-                raise UserError(
-                    f"{where}: row {i}, column {key!r} has no {part!r} (data.{name}_dict_keys); it has {known}"
-                )
-            cells[i] = cell[part]
-    return cells
+def read_rows(files: str | Path | Sequence[str | Path], config_key: str) -> tuple[pd.DataFrame, str]:
+    """The frame of all files and how messages name them. Raises UserError as `read_parquet`."""
+    paths = [files] if isinstance(files, (str, Path)) else list(files)
+    return read_parquet(paths, config_key), f"{config_key}={', '.join(map(str, paths))}"
+
+
+def read_weights(frame: pd.DataFrame, key: str | None, where: str) -> np.ndarray | None:
+    """(N,) float32 row weights of column `key`; None without one.
+
+    Raises:
+        UserError: no such column, or weights that are negative, not finite or all 0.
+    """
+    if key is None:
+        return None
+    weights = np.asarray(read_column(frame, key, "data.weight_key", where), dtype=np.float32)
+    if not np.isfinite(weights).all() or (weights < 0).any() or not (weights > 0).any():
+        raise UserError(f"{where}: column {key!r} (data.weight_key) must hold finite weights >= 0, not all 0")
+    return weights
+
+
+def _one(key: str | tuple[str, ...], name: str) -> str:
+    if isinstance(key, str):
+        return key
+    if len(key) != 1:
+        raise UserError(f"data.{name}={list(key)} names {len(key)} columns; name one")
+    return key[0]
 
 
 def _check_cells(prompts: list[Any], responses: list[Any], prompt_key: str, response_key: str, where: str) -> None:
@@ -363,12 +216,3 @@ def _check_cells(prompts: list[Any], responses: list[Any], prompt_key: str, resp
             raise UserError(
                 f"{where}: row {i}, column {response_key!r} holds a {type(response).__name__}; a response must be text"
             )
-
-
-def _weights(frame: pd.DataFrame, key: str, where: str) -> np.ndarray:
-    if key not in frame.columns:
-        raise UserError(f"{where}: no column {key!r} (data.weight_key); the columns are: {', '.join(frame.columns)}")
-    weights = np.asarray(frame[key].to_numpy(), dtype=np.float32)
-    if not np.isfinite(weights).all() or (weights < 0).any() or not (weights > 0).any():
-        raise UserError(f"{where}: column {key!r} (data.weight_key) must hold finite weights >= 0, not all 0")
-    return weights
