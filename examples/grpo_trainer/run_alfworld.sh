@@ -5,8 +5,7 @@
 # The games are looked for in $ALFWORLD_DATA; env.alfworld.source=generated makes some instead.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh" "$@"
 
-exec "$PYTHON" -m verl.trainer.main_ppo \
+launch verl.trainer.main_ppo \
   "${AGENT_GRPO[@]}" \
   "${ALFWORLD_1_5B[@]}" \
-  trainer.experiment_name=grpo_qwen2.5_1.5b \
-  ${OVERRIDES[@]+"${OVERRIDES[@]}"}
+  trainer.experiment_name=grpo_qwen2.5_1.5b

@@ -5,7 +5,7 @@
 # traj_evolve.credit_source=replay (exact credit by ablation in the environment) or =none.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh" "$@"
 
-exec "$PYTHON" -m recipe.traj_evolve.main \
+launch recipe.traj_evolve.main \
   "${AGENT_GRPO[@]}" \
   "${ALFWORLD_1_5B[@]}" \
   traj_evolve.enable=True \
@@ -15,5 +15,4 @@ exec "$PYTHON" -m recipe.traj_evolve.main \
   traj_evolve.discriminator_lr=1e-5 \
   traj_evolve.discriminator_epochs=1 \
   traj_evolve.step_credit_value=0.5 \
-  trainer.experiment_name=traj_evolve_qwen2.5_1.5b \
-  ${OVERRIDES[@]+"${OVERRIDES[@]}"}
+  trainer.experiment_name=traj_evolve_qwen2.5_1.5b
