@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Roles that hold models: actor, reference policy, rollout engine."""
+"""Roles that hold models: actor, reference policy, rollout engine, critic."""

@@ -6,11 +6,10 @@ All of it expects the default process group (`verl.utils.distributed.initialize_
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -18,17 +17,29 @@ import transformers.utils.logging as hf_logging
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from verl.trainer.config.model_sections import FSDPConfig, OptimConfig
 from verl.utils.errors import UserError
 from verl.utils.fs import copy_to_local
 from verl.utils.fsdp_utils import apply_fsdp1, apply_fsdp2, create_device_mesh
+from verl.utils.import_utils import is_installed
+from verl.utils.lora import LoRASettings, add_adapters
 from verl.utils.model import print_model_size, update_model_config
+from verl.utils.selected_logits import output_head
+from verl.utils.torch_dtypes import PrecisionType
 from verl.utils.torch_functional import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
+from verl.workers.packed_attention import PACKED_SDPA, check_can_pack
 
 __all__ = [
     "Precision",
+    "apply_liger",
     "build_lr_scheduler",
     "build_model",
     "build_optimizer",
@@ -37,32 +48,9 @@ __all__ = [
     "resolve_attn_implementation",
     "resolve_precision",
     "shard_model",
-    "to_dtype",
 ]
 
 logger = logging.getLogger(__name__)
-
-_DTYPES = {
-    "fp32": torch.float32,
-    "float32": torch.float32,
-    "float": torch.float32,
-    "bf16": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-    "fp16": torch.float16,
-    "float16": torch.float16,
-    "half": torch.float16,
-}
-
-
-def to_dtype(name: str, config_key: str = "dtype") -> torch.dtype:
-    """Torch dtype for a config's spelling (fp32, bf16, float16, ...).
-
-    Raises:
-        UserError: unknown spelling.
-    """
-    if name not in _DTYPES:
-        raise UserError(f"{config_key}={name}: unknown dtype; use one of {', '.join(sorted(_DTYPES))}")
-    return _DTYPES[name]
 
 
 @dataclass(frozen=True)
@@ -77,33 +65,52 @@ class Precision:
 
 def resolve_precision(config: FSDPConfig, device: torch.device) -> Precision:
     """Dtypes of ``fsdp_config``: without ``mixed_precision``, bfloat16 computation on CUDA and float32 on the CPU."""
-    stored = to_dtype(config.model_dtype, "fsdp_config.model_dtype")
+    stored = PrecisionType.to_dtype(config.model_dtype, "fsdp_config.model_dtype")
     mixed = config.mixed_precision
     if mixed is not None:
         return Precision(
             stored,
-            to_dtype(mixed.param_dtype, "fsdp_config.mixed_precision.param_dtype"),
-            to_dtype(mixed.reduce_dtype, "fsdp_config.mixed_precision.reduce_dtype"),
-            to_dtype(mixed.buffer_dtype, "fsdp_config.mixed_precision.buffer_dtype"),
+            PrecisionType.to_dtype(mixed.param_dtype, "fsdp_config.mixed_precision.param_dtype"),
+            PrecisionType.to_dtype(mixed.reduce_dtype, "fsdp_config.mixed_precision.reduce_dtype"),
+            PrecisionType.to_dtype(mixed.buffer_dtype, "fsdp_config.mixed_precision.buffer_dtype"),
         )
     if device.type == "cuda":
         return Precision(stored, torch.bfloat16, torch.float32, torch.float32)
     return Precision(stored)
 
 
-def resolve_attn_implementation(device: torch.device, requested: str | None = None) -> str:
-    """``requested``, else flash-attention 2 on CUDA where it is installed, else SDPA."""
-    if requested is not None:
-        return requested
-    if device.type == "cuda" and importlib.util.find_spec("flash_attn") is not None:
-        return "flash_attention_2"
-    return "sdpa"
+def resolve_attn_implementation(
+    device: torch.device, requested: str | None = None, *, packed: bool = False, half_precision: bool = True
+) -> str:
+    """``requested``, else flash-attention 2 on CUDA where it is installed, else SDPA.
+
+    Args:
+        requested: a transformers name, from ``override_config.attn_implementation``.
+        packed: rows come packed into one sequence; SDPA then takes them apart (`verl.workers.packed_attention`).
+        half_precision: whether computation is in bfloat16 or float16, the only types flash-attention takes.
+
+    Raises:
+        UserError: flash-attention is asked for where it cannot run, or packing with an attention that cannot.
+    """
+    key = "override_config.attn_implementation"
+    can_flash = device.type == "cuda" and half_precision and is_installed("flash_attn")
+    name = requested or ("flash_attention_2" if can_flash else "sdpa")
+    if name == "flash_attention_2" and not can_flash:
+        raise UserError(
+            f"{key}={name} needs a CUDA device, computation in bfloat16 or float16 and the package flash-attn; "
+            f"set {key}=sdpa"
+        )
+    if not packed or name.startswith("flash_attention"):
+        return name
+    if name != "sdpa":
+        raise UserError(f"{key}={name} cannot keep packed rows apart; set it to sdpa, or use_remove_padding=False")
+    return PACKED_SDPA
 
 
-def _unloadable(path: str, config_key: str, error: Exception) -> UserError:
+def _unloadable(path: str, config_key: str, error: Exception, kind: str = "causal language model") -> UserError:
     reason = " ".join(str(error).split())[:200]
     return UserError(
-        f"{config_key}={path}: no causal language model could be loaded from there ({reason}); set {config_key} to a "
+        f"{config_key}={path}: no {kind} could be loaded from there ({reason}); set {config_key} to a "
         "folder with config.json and weights, or to a Hugging Face id"
     )
 
@@ -116,7 +123,7 @@ def load_config(
     attn_implementation: str = "sdpa",
     config_key: str = "actor_rollout_ref.model.path",
 ) -> PretrainedConfig:
-    """Hugging Face configuration of a model with the overrides applied.
+    """Hugging Face configuration of a model with the overrides applied (``attn_implementation`` is the argument).
 
     Raises:
         UserError: the folder is missing or holds no readable configuration; names ``config_key`` and the path.
@@ -128,7 +135,8 @@ def load_config(
         )
     except (OSError, ValueError) as error:
         raise _unloadable(path, config_key, error) from error
-    update_model_config(config, override_config or {})
+    overrides = {key: value for key, value in (override_config or {}).items() if key != "attn_implementation"}
+    update_model_config(config, overrides)
     return config
 
 
@@ -136,12 +144,18 @@ def load_plain_model(
     path: str,
     *,
     config: PretrainedConfig | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | Literal["auto"] = torch.float32,
     trust_remote_code: bool = False,
+    value_head: bool = False,
     config_key: str = "actor_rollout_ref.model.path",
     **config_options: Any,
 ) -> PreTrainedModel:
-    """Unsharded causal language model on the CPU; ``config_options`` go to `load_config` when no config is given.
+    """Unsharded model on the CPU; ``config_options`` go to `load_config` when no config is given.
+
+    Args:
+        dtype: of the loaded weights; ``auto`` is the folder's own.
+        value_head: a token classifier with one label instead of a causal language model. A head that the folder lacks
+            starts at zero, so that the first values are 0 rather than noise.
 
     Raises:
         UserError: nothing loadable is there.
@@ -150,12 +164,41 @@ def load_plain_model(
         config = load_config(path, trust_remote_code=trust_remote_code, config_key=config_key, **config_options)
     location = copy_to_local(path, config_key)
     hf_logging.disable_progress_bar()
-    try:
-        return AutoModelForCausalLM.from_pretrained(
-            location, config=config, dtype=dtype, trust_remote_code=trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        raise _unloadable(path, config_key, error) from error
+    if value_head:
+        # Dropout in front of the head would make values differ between scoring and training.
+        update_model_config(config, {"num_labels": 1, "classifier_dropout": 0.0, "hidden_dropout": 0.0})
+    auto_class = AutoModelForTokenClassification if value_head else AutoModelForCausalLM
+    # Weights that the folder lacks come from the process-wide generator: the same on every rank, and without moving it.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        try:
+            found: Any = auto_class.from_pretrained(
+                location, config=config, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
+            )
+        except (OSError, ValueError) as error:
+            kind = "model with a value per token" if value_head else "causal language model"
+            raise _unloadable(path, config_key, error, kind) from error
+    model: PreTrainedModel = found[0]
+    if value_head:
+        in_head = {id(parameter) for parameter in output_head(model).parameters()}
+        for name, parameter in model.named_parameters():
+            if id(parameter) in in_head and name in found[1]["missing_keys"]:
+                nn.init.zeros_(parameter)
+    return model
+
+
+def apply_liger(model: nn.Module, device: torch.device) -> None:
+    """Exchanges norms, rotary embeddings and MLPs of a model for liger's kernels, in place.
+
+    Raises:
+        UserError: the package is missing, or the device is not CUDA.
+    """
+    if device.type != "cuda" or not is_installed("liger_kernel"):
+        raise UserError("use_liger=True needs a CUDA device and the package liger-kernel; set use_liger=False")
+    from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
+
+    # Losses are computed outside of the model, on the logits of response tokens only.
+    _apply_liger_kernel_to_instance(model=model, fused_linear_cross_entropy=False, cross_entropy=False)
 
 
 def shard_model(
@@ -174,6 +217,11 @@ def shard_model(
     mesh = create_device_mesh(dist.get_world_size(), fsdp_config.fsdp_size, device.type)
     offload = device.type == "cuda" and (fsdp_config.offload_policy if cpu_offload is None else cpu_offload)
     min_num_params = fsdp_config.wrap_policy.min_num_params
+    partly_frozen = len({weight.requires_grad for weight in model.parameters()}) > 1
+    if strategy == "fsdp" and mesh.size(-1) == 1 and partly_frozen:
+        # FSDP1 with nothing to shard never turns the weights of a frozen unit back into parameters after a backward
+        # pass, and fails in the next one. FSDP2 does the same job there.
+        strategy = "fsdp2"
     if strategy == "fsdp":
         return apply_fsdp1(
             model,
@@ -209,42 +257,62 @@ def build_model(
     enable_gradient_checkpointing: bool = False,
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
+    use_remove_padding: bool = False,
+    use_liger: bool = False,
+    lora: LoRASettings | None = None,
+    value_head: bool = False,
     cpu_offload: bool | None = None,
     config_key: str = "actor_rollout_ref.model.path",
 ) -> nn.Module:
-    """Loads a causal language model and shards it.
+    """Loads a causal language model (or value model) and shards it.
 
     Args:
         path: Hugging Face folder or id.
         strategy: ``fsdp`` or ``fsdp2``.
         trainable: False freezes every parameter and puts the model in eval mode (reference policies).
-        attn_implementation: default flash-attention 2 on CUDA where installed, else SDPA.
+        attn_implementation: default ``override_config.attn_implementation``, else see `resolve_attn_implementation`.
+        use_remove_padding: the model will be run on packed rows only (`verl.workers.forward.RowForward`).
+        lora: adapters; then only they (and a value head) train.
+        value_head: a token classifier with one label, see `load_plain_model`.
         config_key: named in error messages.
 
     Returns:
         The sharded model; ``.config`` is its Hugging Face configuration.
 
     Raises:
-        UserError: nothing loadable at ``path``.
+        UserError: nothing loadable at ``path``, or an option that cannot work here.
     """
     fsdp_config = fsdp_config or FSDPConfig()
+    precision = resolve_precision(fsdp_config, device)
+    requested = attn_implementation or (override_config or {}).get("attn_implementation")
+    half = (precision.param or precision.model) != torch.float32
     config = load_config(
         path,
         override_config=override_config,
         trust_remote_code=trust_remote_code,
-        attn_implementation=resolve_attn_implementation(device, attn_implementation),
+        attn_implementation=resolve_attn_implementation(
+            device, requested, packed=use_remove_padding, half_precision=half
+        ),
         config_key=config_key,
     )
+    if use_remove_padding:
+        check_can_pack(config)
     model = load_plain_model(
         path,
         config=config,
-        dtype=resolve_precision(fsdp_config, device).model,
+        dtype=precision.model,
         trust_remote_code=trust_remote_code,
+        value_head=value_head,
         config_key=config_key,
     )
+    if use_liger:
+        apply_liger(model, device)
     if trainable and enable_gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.requires_grad_(trainable)
+    if trainable and lora is not None:
+        target_key = f"{config_key.rpartition('.')[0]}.target_modules"
+        add_adapters(model, lora, target_key, value_head=value_head)
     model.train(trainable)
     print_model_size(model, path)
     return shard_model(model, strategy=strategy, device=device, fsdp_config=fsdp_config, cpu_offload=cpu_offload)

@@ -4,6 +4,6 @@
 from __future__ import annotations
 
 from verl.single_controller.base.worker import Worker
-from verl.single_controller.base.worker_group import ClassWithInitArgs, ResourcePool, WorkerGroup
+from verl.single_controller.base.worker_group import ClassWithInitArgs, PendingCall, ResourcePool, WorkerGroup
 
-__all__ = ["ClassWithInitArgs", "ResourcePool", "Worker", "WorkerGroup"]
+__all__ = ["ClassWithInitArgs", "PendingCall", "ResourcePool", "Worker", "WorkerGroup"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from verl.single_controller.base.decorator import (
@@ -15,7 +16,26 @@ from verl.single_controller.base.decorator import (
     get_predefined_dispatch_fn,
 )
 
-__all__ = ["ClassWithInitArgs", "ResourcePool", "WorkerGroup"]
+__all__ = ["ClassWithInitArgs", "PendingCall", "ResourcePool", "WorkerGroup"]
+
+
+class PendingCall:
+    """A call that the workers have been given.
+
+    Args:
+        outputs: one a rank that runs it; what they are is the group's business.
+        wait: turns them into the ranks' results.
+        collect: joins those.
+    """
+
+    def __init__(
+        self, outputs: list[Any], wait: Callable[[list[Any]], list[Any]], collect: Callable[[list[Any]], Any]
+    ) -> None:
+        self.outputs, self._wait, self.collect = outputs, wait, collect
+
+    def result(self) -> Any:
+        """Wait for it: the result, and the exceptions, of a call that waits at once."""
+        return self.collect(self._wait(self.outputs))
 
 
 class ClassWithInitArgs:
@@ -107,6 +127,16 @@ class WorkerGroup:
         """Same as `execute_rank_zero_async`."""
         return self.execute_rank_zero_async(method_name, *args, **kwargs)
 
+    def submit(self, method_name: str, *args: Any, **kwargs: Any) -> PendingCall:
+        """Give the ranks a registered method to run and do not wait. A rank runs its calls in the order they came.
+
+        Raises:
+            AttributeError: the worker class registers no method of that name.
+        """
+        if method_name not in self._submitters:
+            raise AttributeError(f"{method_name!r} is no registered method of this worker group")
+        return self._submitters[method_name](*args, **kwargs)
+
     def _deferred(self, result: Any) -> Any:
         """What a method registered with `blocking=False` returns."""
         return result
@@ -119,26 +149,41 @@ class WorkerGroup:
 
     def _bind_worker_methods(self, worker_cls: type[Any]) -> None:
         """Give this group the registered methods of a worker class."""
+        self._submitters: dict[str, Callable[..., PendingCall]] = {}
         for name in dir(worker_cls):
             method = getattr(worker_cls, name)
             if callable(method) and hasattr(method, MAGIC_ATTR):
-                setattr(self, name, self._bound(method, name))
+                self._submitters[name] = self._submitter(method, name)
+                setattr(self, name, self._bound(method, self._submitters[name]))
 
-    def _bound(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
-        marks = getattr(method, MAGIC_ATTR)
-        mode, blocking = marks["dispatch_mode"], marks["blocking"]
-        functions = mode if isinstance(mode, dict) else get_predefined_dispatch_fn(mode)
+    def _bound(self, method: Callable[..., Any], submit: Callable[..., PendingCall]) -> Callable[..., Any]:
+        blocking = getattr(method, MAGIC_ATTR)["blocking"]
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if marks["execute_mode"] is Execute.RANK_ZERO:
-                run = self.execute_rank_zero_sync if blocking else self.execute_rank_zero_async
-                return run(name, *args, **kwargs)
-            args, kwargs = functions["dispatch_fn"](self, *args, **kwargs)
-            padding = kwargs.pop(PADDING_KEY, None)
-            outputs = self.execute_all_async(name, *args, **kwargs)
-            result = functions["collect_fn"](self, self._wait(outputs, name) if blocking else outputs)
-            result = result if padding is None else drop_padding(result, padding)
-            return result if blocking else self._deferred(result)
+            pending = submit(*args, **kwargs)
+            return pending.result() if blocking else self._deferred(pending.collect(pending.outputs))
 
         return call
+
+    def _submitter(self, method: Callable[..., Any], name: str) -> Callable[..., PendingCall]:
+        marks = getattr(method, MAGIC_ATTR)
+        mode = marks["dispatch_mode"]
+        functions = mode if isinstance(mode, dict) else get_predefined_dispatch_fn(mode)
+
+        def wait(outputs: list[Any]) -> list[Any]:
+            return self._wait(outputs, name)
+
+        def submit(*args: Any, **kwargs: Any) -> PendingCall:
+            if marks["execute_mode"] is Execute.RANK_ZERO:
+                return PendingCall([self.execute_rank_zero_async(name, *args, **kwargs)], wait, itemgetter(0))
+            args, kwargs = functions["dispatch_fn"](self, *args, **kwargs)
+            padding = kwargs.pop(PADDING_KEY, None)
+
+            def collect(outputs: list[Any]) -> Any:
+                result = functions["collect_fn"](self, outputs)
+                return result if padding is None else drop_padding(result, padding)
+
+            return PendingCall(self.execute_all_async(name, *args, **kwargs), wait, collect)
+
+        return submit

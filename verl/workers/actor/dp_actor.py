@@ -1,19 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data-parallel PPO policy.
-
-A mini-batch's loss is normalised by its own token (or row) count over all ranks, so the update does not depend on
-micro-batch size, packing, dynamic batching or the number of ranks, and rows with an empty response mask change nothing.
-"""
+"""Data-parallel PPO policy: log-probabilities of responses, and updates by `verl.workers.updates`."""
 
 from __future__ import annotations
 
-import logging
-import math
-from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -22,32 +14,41 @@ from verl.protocol import DataProto
 from verl.trainer.config.worker_sections import ActorConfig
 from verl.trainer.ppo.columns import tensors_of
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss, kl_penalty
-from verl.utils.distributed import all_reduce_sums
-from verl.utils.fsdp_utils import clip_grad_norm, reshard
+from verl.utils.fsdp_utils import reshard
+from verl.utils.torch_functional import entropy_from_logits, logprobs_from_logits
 from verl.workers.actor.base import BasePPOActor
-from verl.workers.actor.forward import MicroBatching, ResponseForward
+from verl.workers.batching import MicroBatching, row_lengths
+from verl.workers.forward import RowForward
+from verl.workers.updates import BatchCounts, UpdateLoop, response_mask_of
 
-__all__ = ["DataParallelPPOActor", "response_mask_of"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["DataParallelPPOActor", "TokenScores", "score_responses"]
 
 _UPDATE_COLUMNS = ("input_ids", "attention_mask", "response_mask", "old_log_probs", "advantages")
 
 
-def response_mask_of(data: DataProto) -> Tensor:
-    """``response_mask`` of the batch, else the attention mask of its response columns; ``(B, R)``."""
-    batch = tensors_of(data)
-    if "response_mask" in batch:
-        return batch["response_mask"]
-    return batch["attention_mask"][:, -batch["responses"].shape[1] :]
-
-
 @dataclass(frozen=True)
-class _Counts:
-    """Size of one mini-batch over all ranks."""
+class TokenScores:
+    """Per-token results ``(B, R)`` float32, 0 where nothing was asked for. ``entropy`` is None unless asked for."""
 
-    tokens: float
-    rows: float
+    log_probs: Tensor
+    entropy: Tensor | None
+
+
+def score_responses(
+    forward: RowForward,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    token_mask: Tensor,
+    *,
+    temperature: float,
+    with_entropy: bool = False,
+) -> TokenScores:
+    """Log-probabilities (and entropies) of the response tokens where ``token_mask`` is set; see `RowForward`."""
+    outputs = forward(input_ids, attention_mask, token_mask)
+    logits = outputs.values / temperature
+    labels = input_ids[outputs.row, outputs.column + (input_ids.shape[1] - token_mask.shape[1])]
+    log_probs = outputs.place(logprobs_from_logits(logits, labels))
+    return TokenScores(log_probs, outputs.place(entropy_from_logits(logits)) if with_entropy else None)
 
 
 class DataParallelPPOActor(BasePPOActor):
@@ -57,7 +58,7 @@ class DataParallelPPOActor(BasePPOActor):
         config: the ``actor_rollout_ref.actor`` section.
         model: the policy; gradients are averaged over ranks by FSDP.
         optimizer: None for a policy that only scores.
-        use_remove_padding: pack rows, see `ResponseForward`.
+        use_remove_padding: pack rows, see `RowForward`.
         score_batching: micro-batches of `compute_log_prob`.
         update_batching: micro-batches of `update_policy`.
     """
@@ -78,16 +79,26 @@ class DataParallelPPOActor(BasePPOActor):
         self.optimizer = optimizer
         self.device = device
         self.score_batching = score_batching
-        self.update_batching = update_batching or score_batching
-        self.world_size = dist.get_world_size() if dist.is_initialized() else 1
-        self._forward = ResponseForward(model, packed=use_remove_padding)
+        self.forward = RowForward(model, packed=use_remove_padding)
+        self.updates = UpdateLoop(
+            model,
+            device=device,
+            batching=update_batching or score_batching,
+            mini_batch_size=config.ppo_mini_batch_size,
+            epochs=config.ppo_epochs,
+            grad_clip=config.grad_clip,
+            size_key="actor_rollout_ref.actor.ppo_mini_batch_size",
+        )
 
     @torch.no_grad()
-    def compute_log_prob(self, data: DataProto, calculate_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+    def compute_log_prob(
+        self, data: DataProto, calculate_entropy: bool = False, batching: MicroBatching | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities of the responses at ``meta_info["temperature"]``, and their entropies if asked for.
 
         Args:
             data: ``input_ids, attention_mask`` ``(B, P + R)``, ``responses`` ``(B, R)``, optional ``response_mask``.
+            batching: instead of ``score_batching``.
         """
         was_training = self.model.training
         self.model.eval()
@@ -95,8 +106,9 @@ class DataParallelPPOActor(BasePPOActor):
         token_mask = response_mask_of(data)
         log_probs = torch.zeros(token_mask.shape, dtype=torch.float32)
         entropys = torch.zeros_like(log_probs) if calculate_entropy else None
-        for index in self.score_batching.split(_lengths(batch["attention_mask"])):
-            scores = self._forward(
+        for index in (batching or self.score_batching).split(row_lengths(batch["attention_mask"])):
+            scores = score_responses(
+                self.forward,
                 batch["input_ids"][index].to(self.device),
                 batch["attention_mask"][index].to(self.device),
                 token_mask[index].to(self.device),
@@ -113,7 +125,7 @@ class DataParallelPPOActor(BasePPOActor):
         return log_probs, entropys
 
     def update_policy(self, data: DataProto) -> dict[str, float]:
-        """``ppo_epochs`` passes over the rows in order, one optimizer step per mini-batch.
+        """``ppo_epochs`` passes over the rows in order, one optimizer step per mini-batch; see `UpdateLoop.run`.
 
         Args:
             data: this rank's rows: ``input_ids, attention_mask, responses, response_mask, old_log_probs, advantages``,
@@ -125,65 +137,22 @@ class DataParallelPPOActor(BasePPOActor):
         """
         if self.optimizer is None:
             raise RuntimeError("this policy has no optimizer: it only scores")
-        self.model.train()
-        mini_batches = self._mini_batches(data)
-        counts = self._count(mini_batches)
-        collected: dict[str, list[float]] = defaultdict(list)
-        skipped = 0
-        for _ in range(self.config.ppo_epochs):
-            for mini_batch, count in zip(mini_batches, counts):
-                if count.tokens == 0:
-                    # Nothing to learn from; a step would still move weights by momentum and weight decay.
-                    continue
-                sums = self._accumulate(mini_batch, count)
-                grad_norm = self._step()
-                if grad_norm is None:
-                    skipped += 1
-                    continue
-                for name, value in all_reduce_sums(sums, self.device).items():
-                    collected[f"actor/{name}"].append(value)
-                collected["actor/grad_norm"].append(grad_norm)
-        metrics = {name: sum(values) / len(values) for name, values in collected.items()}
-        metrics["actor/skipped_steps"] = float(skipped)
+        names = [*_UPDATE_COLUMNS, *(["ref_log_prob"] if self.config.use_kl_loss else [])]
+        temperature = float(data.meta_info["temperature"])
+
+        def loss(micro: TensorDict, count: BatchCounts) -> tuple[Tensor, dict[str, Tensor]]:
+            return self._loss(micro, count, temperature)
+
+        metrics = self.updates.run(data.select(batch_keys=names), self.optimizer, loss)
+        metrics = {f"actor/{name}": value for name, value in metrics.items()}
         if self.config.use_kl_loss:
             metrics["actor/kl_coef"] = self.config.kl_loss_coef
         return metrics
 
-    def _mini_batches(self, data: DataProto) -> list[DataProto]:
-        names = [*_UPDATE_COLUMNS, *(["ref_log_prob"] if self.config.use_kl_loss else [])]
-        data = data.select(batch_keys=names)
-        size = self.config.ppo_mini_batch_size // self.world_size
-        if size == 0:
-            raise ValueError(
-                f"actor.ppo_mini_batch_size={self.config.ppo_mini_batch_size} is smaller than the {self.world_size} "
-                "ranks; every rank needs at least one row of a mini-batch"
-            )
-        return [data.slice(start, min(start + size, len(data))) for start in range(0, len(data), size)]
-
-    def _count(self, mini_batches: list[DataProto]) -> list[_Counts]:
-        local: dict[str, float] = {}
-        for number, mini_batch in enumerate(mini_batches):
-            lengths = tensors_of(mini_batch)["response_mask"].sum(dim=1)
-            local[f"{number}/tokens"] = float(lengths.sum())
-            local[f"{number}/rows"] = float((lengths > 0).sum())
-        summed = all_reduce_sums(local, self.device)
-        return [_Counts(summed[f"{i}/tokens"], summed[f"{i}/rows"]) for i in range(len(mini_batches))]
-
-    def _accumulate(self, mini_batch: DataProto, count: _Counts) -> dict[str, float]:
-        """Forward and backward over the micro-batches; this rank's share of each metric."""
-        sums: dict[str, Tensor] = {}
-        for index in self.update_batching.split(_lengths(tensors_of(mini_batch)["attention_mask"])):
-            micro = tensors_of(mini_batch)[index].to(self.device)
-            loss, parts = self._loss(micro, count, float(mini_batch.meta_info["temperature"]))
-            # FSDP averages gradients over ranks; the loss is already a share of the global mini-batch's.
-            (loss * self.world_size).backward()
-            for name, value in parts.items():
-                sums[name] = sums.get(name, torch.zeros_like(value)) + value
-        return {name: value.item() for name, value in sums.items()}
-
-    def _loss(self, micro: TensorDict, count: _Counts, temperature: float) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(self, micro: TensorDict, count: BatchCounts, temperature: float) -> tuple[Tensor, dict[str, Tensor]]:
         config, mask = self.config, micro["response_mask"]
-        scores = self._forward(
+        scores = score_responses(
+            self.forward,
             micro["input_ids"],
             micro["attention_mask"],
             mask,
@@ -208,19 +177,3 @@ class DataParallelPPOActor(BasePPOActor):
             loss = loss + config.kl_loss_coef * kl_loss
             parts["kl_loss"] = kl_loss.detach()
         return loss, parts
-
-    def _step(self) -> float | None:
-        """Clips and steps; the gradient norm before clipping, or None when the step was left out."""
-        assert self.optimizer is not None
-        grad_norm = float(clip_grad_norm(self.model, self.config.grad_clip))
-        finite = math.isfinite(grad_norm)
-        if finite:
-            self.optimizer.step()
-        else:
-            logger.warning("gradient norm is %s: step skipped", grad_norm)
-        self.optimizer.zero_grad(set_to_none=True)
-        return grad_norm if finite else None
-
-
-def _lengths(attention_mask: Tensor) -> list[int]:
-    return attention_mask.sum(dim=1).tolist()
