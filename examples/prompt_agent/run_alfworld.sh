@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# A model behind an OpenAI-compatible chat endpoint plays ALFWorld; the file is what credit analysis reads.
+#   bash examples/prompt_agent/run_alfworld.sh MODEL [--option value ...] [env.key=value ...]
+# The endpoint is $OPENAI_BASE_URL (default http://127.0.0.1:8000/v1, where `vllm serve MODEL` listens), the key
+# $OPENAI_API_KEY. Options are those of python -m examples.prompt_agent.run; the ones given here win.
+# The games are looked for in $ALFWORLD_DATA; env.alfworld.source=generated makes some instead.
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh" "$@"
+
+launch examples.prompt_agent.run \
+  --env alfworld \
+  --base-url "${OPENAI_BASE_URL:-http://127.0.0.1:8000/v1}" \
+  --model "${WORDS[0]:-Qwen/Qwen2.5-7B-Instruct}" \
+  --split train \
+  --episodes 200 \
+  --group-size 1 \
+  --concurrency 16 \
+  --temperature 0.4 \
+  --max-tokens 512 \
+  --out outputs/prompt_agent/alfworld.jsonl
