@@ -144,7 +144,7 @@ def _request(
     """Left-padded prompts with the sampling seed of every (row, sample)."""
     import torch
 
-    from agent_system.multi_turn_rollout.rollout_loop import sampling_seed
+    from agent_system.multi_turn_rollout.seats import sampling_seed
     from verl.protocol import DataProto
     from verl.utils.dataset.chat import pad_id
 

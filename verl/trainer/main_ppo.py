@@ -8,7 +8,7 @@ recipe's own entry calls :func:`run_ppo` with its module added.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -242,15 +242,21 @@ def create_rl_dataset(
     return dataset
 
 
-def create_rl_sampler(data_config: Any, dataset: Sized) -> Sampler[int]:
-    """Row order of such a data set: random from a generator seeded with ``data_config.seed``, or sequential."""
+def create_rl_sampler(data_config: DataConfig | Mapping[str, Any], dataset: Sized) -> Sampler[int]:
+    """Row order of such a data set: random from a generator seeded with ``data_config.seed``, or sequential.
+
+    Args:
+        data_config: the ``data`` section, or some of its keys.
+    """
     import torch
     from torch.utils.data import RandomSampler, SequentialSampler
 
-    if not data_config.shuffle:
+    from verl.trainer.config.schema import DataConfig, build_config
+
+    config = data_config if isinstance(data_config, DataConfig) else build_config(DataConfig, data_config)
+    if not config.shuffle:
         return SequentialSampler(dataset)
-    seed = data_config.get("seed") or 1
-    return RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))
+    return RandomSampler(dataset, generator=torch.Generator().manual_seed(config.seed))
 
 
 def _run(cfg: DictConfig) -> None:

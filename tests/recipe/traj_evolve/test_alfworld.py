@@ -15,7 +15,7 @@ from agent_system.environments import make_envs
 from agent_system.environments.env_package.alfworld import AlfworldGame
 from agent_system.environments.env_package.alfworld.experts import Explorer
 from agent_system.environments.env_package.alfworld.generate import generate_games
-from agent_system.multi_turn_rollout.rollout_loop import sampling_seed
+from agent_system.multi_turn_rollout.seats import sampling_seed
 from agent_system.trajectory import task_key
 from recipe.traj_evolve.shaping import MAX_EPISODE_REWARD
 from tests.helpers.fake_actor import FakeActorGroup
@@ -42,10 +42,10 @@ class Script(FakePolicy):
     model: ClassVar[str] = ""
     answers: ClassVar[dict[int, str]] = {}
 
-    @register(Dispatch.DP_COMPUTE_PROTO)
-    def generate_sequences(self, data: DataProto) -> DataProto:
+    @register(Dispatch.DP_COMPUTE)
+    def generate_some(self, data: DataProto) -> DataProto:
         actor = FakeActorGroup(hf_tokenizer(self.model), lambda _, seed: self.answers[seed], response_length=64)
-        return actor.generate_sequences(data)
+        return actor.generate_some(data)
 
 
 def scripted_groups(roles: Mapping[str, ClassWithInitArgs]) -> dict[str, WorkerGroup]:

@@ -90,6 +90,37 @@ def _before_first_steps(where: tuple[str, ...]) -> set[tuple[str, ...]]:
     }
 
 
+def test_every_trained_model_leaves_for_the_discriminator(
+    tiny_model_dir: Path, discriminator_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_two_memories(monkeypatch)
+    given = [
+        *options(discriminator_dir), "algorithm.adv_estimator=gae", f"critic.model.path={tiny_model_dir}",
+        "critic.strategy=fsdp2", "critic.ppo_micro_batch_size_per_gpu=32", "critic.ppo_mini_batch_size=64",
+        "critic.model.enable_gradient_checkpointing=False", "trainer.total_epochs=2",
+    ]  # fmt: skip
+    trainer = evolve_trainer(tiny_model_dir, tmp_path, *given, ranks=groups_that_move)
+    workers: dict[str, Any] = {name: group.worker for name, group in trainer.worker_groups.items()}  # type: ignore[attr-defined]
+    policy, critic, judge = workers["actor_rollout"], workers["critic"], workers["discriminator"]
+    seen: dict[str, list[tuple[str, ...]]] = {}
+
+    def report(event: str) -> None:
+        where = (*places(policy.actor_model, policy.optimizer), *places(critic.model, critic.optimizer))
+        seen.setdefault(event, []).append(where)
+
+    watch(judge.model, judge.optimizer, "discriminator", report)
+    watch(critic.model, critic.optimizer, "critic", report)
+    save = judge.checkpoints.save_checkpoint
+    monkeypatch.setattr(judge.checkpoints, "save_checkpoint", lambda *a: (report("save"), save(*a)))
+    trainer.fit()
+
+    for event in ("discriminator training pass", "discriminator step", "save"):
+        assert set(seen[event]) == {(OFF, OFF, OFF, OFF)}, event
+    for event in ("critic scoring pass", "critic training pass", "critic step"):
+        assert seen[event][-1] == (ON, ON, ON, ON), event
+    assert (*places(policy.actor_model, policy.optimizer), *places(critic.model, critic.optimizer)) == (ON,) * 4
+
+
 def test_placement_names_every_place(tiny_model_dir: Path, discriminator_dir: Path, tmp_path: Path) -> None:
     given = [*options(discriminator_dir), "trainer.total_epochs=2"]
     trainer, _ = run_evolve(tiny_model_dir, tmp_path, *given)

@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 from recipe.traj_evolve import discriminator_worker
 from verl.single_controller.base import ClassWithInitArgs, WorkerGroup
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.trainer.ppo.worker_groups import ACTOR_ROLLOUT, local_worker_groups
-from verl.workers.fsdp_workers import ActorRolloutRefWorker
+from verl.trainer.ppo.worker_groups import ACTOR_ROLLOUT, CRITIC, local_worker_groups
+from verl.workers.fsdp_workers import ActorRolloutRefWorker, CriticWorker
 
 HOST, DEVICE = "host", "device"
 
@@ -80,24 +80,42 @@ def use_two_memories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discriminator_worker.DiscriminatorWorker, "__init__", init)
 
 
-class MovingActor(ActorRolloutRefWorker):
-    """Leaves the device when asked to."""
+class _Moving:
+    """A role that leaves the device when asked to; `trained` names the attribute that is its model."""
+
+    trained: str
 
     @register(Dispatch.ONE_TO_ALL)
     def release_device_memory(self) -> None:
-        move_model(self.actor_model, HOST)
-        move_optimizer(self.optimizer, HOST)
+        self._move(HOST)
 
     @register(Dispatch.ONE_TO_ALL)
     def restore_device_memory(self) -> None:
-        move_model(self.actor_model, DEVICE)
-        move_optimizer(self.optimizer, DEVICE)
+        self._move(DEVICE)
+
+    def _move(self, place: str) -> None:
+        worker: Any = self
+        move_model(getattr(worker, self.trained), place)
+        move_optimizer(worker.optimizer, place)
+
+
+class MovingActor(_Moving, ActorRolloutRefWorker):
+    trained = "actor_model"
+
+
+class MovingCritic(_Moving, CriticWorker):
+    trained = "model"
 
 
 def groups_that_move(roles: Mapping[str, ClassWithInitArgs]) -> dict[str, WorkerGroup]:
-    """In-process worker groups with such an actor."""
-    spec = roles[ACTOR_ROLLOUT]
-    return local_worker_groups({**roles, ACTOR_ROLLOUT: ClassWithInitArgs(MovingActor, *spec.args, **spec.kwargs)})
+    """In-process worker groups whose policy and critic are such roles."""
+    classes = {ACTOR_ROLLOUT: MovingActor, CRITIC: MovingCritic}
+    moving = {
+        role: ClassWithInitArgs(classes[role], *spec.args, **spec.kwargs)
+        for role, spec in roles.items()
+        if role in classes
+    }
+    return local_worker_groups({**roles, **moving})
 
 
 def watch(model: nn.Module, optimizer: Optimizer, name: str, report: Any) -> None:

@@ -142,12 +142,12 @@ def test_episode_metrics_count_trajectories_once() -> None:
     batch = make_batch([3, 1, 2, 2])
     batch.non_tensor_batch["traj_uid"] = np.array(["a", "a", "a", "b"], dtype=object)
     batch.non_tensor_batch["episode_rewards"] = np.array([10.0, 10.0, 10.0, 0.0], dtype=object)
-    metrics = metric_utils.compute_data_metrics(batch)
+    metrics = metric_utils.compute_data_metrics(batch=batch)
     assert metrics["episode/reward/mean"] == 5.0 and metrics["episode/reward/max"] == 10.0
     assert metrics["episode/success_rate"] == 0.25
     assert metrics["response_length/mean"] == 2.0 and metrics["response_length/clip_ratio"] == 0.25
     assert metrics["prompt_length/max"] == 3.0 and metrics["prompt_length/clip_ratio"] == 0.0
-    timing = metric_utils.compute_timing_metrics(batch, {"gen": 2.0, "adv": 1.0, "step": 3.0})
+    timing = metric_utils.compute_timing_metrics(batch=batch, timing_raw={"gen": 2.0, "adv": 1.0, "step": 3.0})
     assert timing["timing_s/gen"] == 2.0 and timing["timing_per_token_ms/gen"] == pytest.approx(2000 / 8)
     assert timing["timing_per_token_ms/adv"] == pytest.approx(1000 / 20) and "timing_per_token_ms/step" not in timing
 

@@ -147,10 +147,10 @@ def load_state(folder: Path) -> TrainerState:
     """
     path = folder / STATE_FILE
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads(path.read_text(encoding="utf-8"))
         version = raw["version"]
         state = TrainerState(**raw) if version == STATE_VERSION else None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}); resume from another checkpoint") from error
     if state is None:
         raise UserError(f"{path} has version {version}, this program reads {STATE_VERSION}")

@@ -95,20 +95,20 @@ def compute_episode_metrics(data: DataProto) -> dict[str, float]:
     return metrics
 
 
-def compute_data_metrics(data: DataProto, use_critic: bool = False) -> dict[str, float]:
+def compute_data_metrics(batch: DataProto, use_critic: bool = False) -> dict[str, float]:
     """Score, reward, advantage, length and episode metrics of a step's real rows (without padding rows)."""
-    batch = tensors_of(data)
-    mask = batch["response_mask"].bool()
-    info = _compute_response_info(data)
+    tensors = tensors_of(batch)
+    mask = tensors["response_mask"].bool()
+    info = _compute_response_info(batch)
     prompt, response = info["prompt_length"], info["response_length"]
-    response_width = batch["responses"].shape[-1]
-    prompt_width = batch["attention_mask"].shape[-1] - response_width
-    metrics = _spread("critic/score", batch["token_level_scores"].sum(dim=-1))
-    metrics |= _spread("critic/rewards", batch["token_level_rewards"].sum(dim=-1))
-    metrics |= _spread("critic/advantages", batch["advantages"][mask])
-    metrics |= _spread("critic/returns", batch["returns"][mask])
+    response_width = tensors["responses"].shape[-1]
+    prompt_width = tensors["attention_mask"].shape[-1] - response_width
+    metrics = _spread("critic/score", tensors["token_level_scores"].sum(dim=-1))
+    metrics |= _spread("critic/rewards", tensors["token_level_rewards"].sum(dim=-1))
+    metrics |= _spread("critic/advantages", tensors["advantages"][mask])
+    metrics |= _spread("critic/returns", tensors["returns"][mask])
     if use_critic:
-        values, returns = batch["values"][mask], batch["returns"][mask]
+        values, returns = tensors["values"][mask], tensors["returns"][mask]
         metrics |= _spread("critic/values", values)
         if len(returns) > 1:
             explained = 1.0 - (returns - values).var() / (returns.var() + 1e-5)
@@ -117,7 +117,7 @@ def compute_data_metrics(data: DataProto, use_critic: bool = False) -> dict[str,
     metrics["response_length/clip_ratio"] = (response == response_width).float().mean().item()
     metrics |= _spread("prompt_length", prompt)
     metrics["prompt_length/clip_ratio"] = (prompt == prompt_width).float().mean().item()
-    return metrics | compute_episode_metrics(data)
+    return metrics | compute_episode_metrics(batch)
 
 
 def compute_rollout_probs_diff(data: DataProto) -> dict[str, float]:
@@ -135,9 +135,9 @@ def compute_rollout_probs_diff(data: DataProto) -> dict[str, float]:
     }
 
 
-def compute_timing_metrics(data: DataProto, timing_raw: Mapping[str, float]) -> dict[str, float]:
+def compute_timing_metrics(batch: DataProto, timing_raw: Mapping[str, float]) -> dict[str, float]:
     """``timing_s/*`` of every phase and ``timing_per_token_ms/*`` of the phases that scale with tokens."""
-    info = _compute_response_info(data)
+    info = _compute_response_info(batch)
     response_tokens = max(int(info["response_length"].sum()), 1)
     all_tokens = response_tokens + int(info["prompt_length"].sum())
     metrics = {f"timing_s/{name}": seconds for name, seconds in timing_raw.items()}
@@ -149,9 +149,9 @@ def compute_timing_metrics(data: DataProto, timing_raw: Mapping[str, float]) -> 
     return metrics
 
 
-def compute_throughput_metrics(data: DataProto, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:
+def compute_throughput_metrics(batch: DataProto, timing_raw: Mapping[str, float], n_gpus: int) -> dict[str, float]:
     """Tokens of the step, seconds of the step, and tokens per second and rank."""
-    tokens = int(tensors_of(data)["attention_mask"].sum())
+    tokens = int(tensors_of(batch)["attention_mask"].sum())
     seconds = timing_raw["step"]
     return {
         "perf/total_num_tokens": float(tokens),

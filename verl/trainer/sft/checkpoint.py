@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from verl.utils.checkpoint.checkpoint_manager import TRACKER_FILE, find_latest_ckpt_path
+from verl.utils.checkpoint.checkpoint_manager import TRACKER_FILE, find_latest_ckpt_path, read_tensors
 from verl.utils.checkpoint.fsdp_checkpoint_manager import export_adapter, save_hf_model
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_write
@@ -147,7 +147,7 @@ def load_optimizers(folder: Path, model: nn.Module, optimizers: Sequence[torch.o
         for group in optimizer.param_groups:
             # The saved groups carry what a schedule adds; torch wants the same keys here.
             group["initial_lr"] = group["lr"]
-    state = torch.load(file, map_location="cpu", weights_only=True)
+    state = read_tensors(file)
     with quiet_no_shard():
         set_optimizer_state_dict(model, list(optimizers), state, options=full_options(model))
     for optimizer, kept in zip(optimizers, rates):

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TRIAL's launch scripts, and its comparison with GRPO on generated tasks."""
