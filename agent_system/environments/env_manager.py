@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from agent_system.environments.base import EnvironmentManagerBase
 from agent_system.environments.registry import env_factory
+from verl.utils.absent import absent_name
 
 if TYPE_CHECKING:
     from agent_system.environments.env_package.alfworld.manager import AlfWorldEnvironmentManager
+    from agent_system.environments.env_package.webshop.manager import WebshopEnvironmentManager
 
-__all__ = ["AlfWorldEnvironmentManager", "EnvironmentManagerBase", "make_envs"]
+__all__ = ["AlfWorldEnvironmentManager", "EnvironmentManagerBase", "WebshopEnvironmentManager", "make_envs"]
 
-_LAZY = {"AlfWorldEnvironmentManager": "agent_system.environments.env_package.alfworld.manager"}
+_LAZY = {
+    "AlfWorldEnvironmentManager": "agent_system.environments.env_package.alfworld.manager",
+    "WebshopEnvironmentManager": "agent_system.environments.env_package.webshop.manager",
+}
 
 
 class _EnvName(Protocol):
@@ -45,4 +50,4 @@ def make_envs(config: NamedEnvConfig) -> tuple[EnvironmentManagerBase, Environme
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module {__name__} has no attribute {name}")
+    absent_name(__name__, name)

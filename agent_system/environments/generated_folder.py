@@ -53,7 +53,7 @@ def write_generated(
     """
     target = Path(out).expanduser()
     if target.exists() and not target.is_dir():
-        raise UserError(f"--out {target} is a file; name a folder.")
+        raise UserError(f"{target} is a file; name a folder for the generated {things}.")
     if target.is_dir() and any(target.iterdir()):
         _check_same(target, identity, things, changed)
         logger.info("%s holds these %s already", target, things)
@@ -61,7 +61,7 @@ def write_generated(
     if target.is_dir():
         if target.samefile(Path.cwd()):
             # It would be replaced by another folder of that name while the caller is inside.
-            raise UserError(f"--out {out} is the folder you are in; name a folder to make.")
+            raise UserError(f"{out} is the folder you are in; name a folder to make for the generated {things}.")
         target.rmdir()
     try:
         with atomic_dir(target) as folder:

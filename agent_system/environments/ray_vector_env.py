@@ -64,8 +64,8 @@ class _ActorDied(Exception):
 
 
 class RayVectorEnv(VectorEnv):
-    """Slots spread in equal, contiguous blocks over `num_workers` Ray actors (a group's members share an actor, and
-    with it the loaded game). One remote call per actor and turn. Actors start with the first reset.
+    """Slots spread in equal, contiguous blocks over `num_workers` Ray actors (so that most groups lie in one actor and
+    share its loaded game). One remote call per actor and turn. Actors start with the first reset.
 
     An actor that dies (killed, out of memory, node lost) is replaced; its episodes are started again, the recorded
     actions played, and every observation and state key compared with what was seen before. Environments are

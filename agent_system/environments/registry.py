@@ -18,6 +18,7 @@ EnvFactory = Callable[[Any, bool], EnvironmentManagerBase]
 
 _ENTRY_POINTS: dict[str, str] = {
     "alfworld": "agent_system.environments.env_package.alfworld.manager:make_alfworld_manager",
+    "webshop": "agent_system.environments.env_package.webshop.manager:make_webshop_manager",
 }
 
 

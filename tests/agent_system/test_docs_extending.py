@@ -101,14 +101,14 @@ def test_a_wrong_weight_is_refused_before_a_model_is_loaded(book: SimpleNamespac
 
 
 def test_an_environment_in_external_lib_is_not_found(
-    book: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    book: SimpleNamespace, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(book.folder))
     overrides = [
         "actor_rollout_ref.model.external_lib=number_game", "env.env_name=number_game", "trainer.device=cpu",
         "trainer.n_gpus_per_node=1", "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.name=hf",
         "actor_rollout_ref.rollout.tensor_model_parallel_size=1", "actor_rollout_ref.actor.use_dynamic_bsz=True",
-        f"trainer.default_local_dir={tmp_path}",
+        f"trainer.default_local_dir={tmp_path / 'run'}", f"actor_rollout_ref.model.path={tiny_model_dir}",
     ]  # fmt: skip
     with pytest.raises(UserError, match="number_game: no such environment"):
         run_ppo(load_config("ppo_trainer", overrides))

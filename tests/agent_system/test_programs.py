@@ -129,6 +129,7 @@ def test_a_read_only_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     [
         ["--seed", "-1"], ["--num", "0"], ["--max-steps", "0"], ["--workers", "-1"], ["--detour-rate", "nan"],
         ["--detour-rate", "0.6", "--error-rate", "0.5"], ["--error-rate", "-0.1"], ["--generate", "-1"],
+        ["--split", "test"], ["--split", "test", "--generate", "3"],
     ],
 )  # fmt: skip
 def test_numbers_of_collect(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

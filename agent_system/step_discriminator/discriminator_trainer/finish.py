@@ -55,19 +55,18 @@ def finish(checkpoint: str | Path, out: str | Path, *, max_length: int, threshol
 
 
 def newest_checkpoint(run_dir: str | Path) -> Path:
-    """The newest `global_step_N` of a fine-tuning run: the one the run's tracker file names, else the highest.
+    """The newest complete `global_step_N` of a fine-tuning run.
 
     Raises:
         UserError: there is none.
     """
-    run = Path(run_dir).expanduser()
-    tracker = run / "latest_checkpointed_iteration.txt"
-    if tracker.is_file():
-        return run / f"global_step_{tracker.read_text(encoding='utf-8').strip()}"
-    steps = [path for path in run.glob("global_step_*") if path.name.removeprefix("global_step_").isdigit()]
-    if not steps:
+    from verl.utils.checkpoint import find_latest_ckpt_path
+
+    newest = find_latest_ckpt_path(run_dir, marker="config.json")
+    if newest is None:
+        run = Path(run_dir).expanduser()
         raise UserError(f"--sft: {run} holds no global_step_N folder; give the folder of a finished run")
-    return max(steps, key=lambda path: int(path.name.removeprefix("global_step_")))
+    return Path(newest)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

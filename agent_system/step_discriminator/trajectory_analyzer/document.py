@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ __all__ = [
     "build_document",
     "dump_document",
     "load_credit_analysis",
+    "one_line",
     "summarise",
     "summary_csv",
     "task_type",
@@ -231,8 +234,14 @@ def summarise(trajectories: Sequence[Mapping[str, Any]]) -> list[SummaryRow]:
 
 
 def task_type(item: Mapping[str, Any]) -> str:
-    """Of a trajectory of the document; `unknown` where the record has none."""
-    return str(item["task"].get("task_type") or "unknown")
+    """Of a trajectory of the document, as `one_line`; `unknown` where the record has none."""
+    return one_line(str(item["task"].get("task_type") or "unknown"))
+
+
+def one_line(text: str) -> str:
+    """The text with everything that is not printable escaped (line ends, control characters, half surrogates): what
+    outside files call things must not break a table, a terminal or an encoding."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _row(name: str, items: Sequence[Mapping[str, Any]]) -> SummaryRow:
@@ -250,8 +259,10 @@ def _row(name: str, items: Sequence[Mapping[str, Any]]) -> SummaryRow:
 
 def summary_csv(rows: Sequence[SummaryRow]) -> str:
     """The text of `credit_summary.csv` (means with four decimals, an unknown one empty)."""
-    lines = [",".join(SUMMARY_COLUMNS)]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(SUMMARY_COLUMNS)
     for row in rows:
         evolved = "" if row.mean_evolved_length is None else f"{row.mean_evolved_length:.4f}"
-        lines.append(f"{row.task_type},{row.n},{row.mean_length:.4f},{evolved},{row.mean_redundancy:.4f}")
-    return "\n".join(lines) + "\n"
+        table.writerow([row.task_type, row.n, f"{row.mean_length:.4f}", evolved, f"{row.mean_redundancy:.4f}"])
+    return text.getvalue()

@@ -128,11 +128,12 @@ class AlfworldExperts:
     def generate(self, split: str, count: int, seed: int) -> None:
         """Generated games of one split only."""
         from agent_system.environments.env_package.alfworld.generate import generate_games
+        from agent_system.environments.env_package.alfworld.manifest import SPLITS, check_split
 
         if self.data_dir is None:
             raise UserError("--generate needs --data-dir, the folder that gets the games.")
-        counts = {"train": 0, "valid_seen": 0, "valid_unseen": 0, split: count}
-        generate_games(self.data_dir, **counts, seed=seed)
+        check_split(split)
+        generate_games(self.data_dir, **{name: count if name == split else 0 for name in SPLITS}, seed=seed)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ __all__ = ["ImportReport", "import_episodes", "index_games", "main", "modern_act
 logger = logging.getLogger(__name__)
 
 _OLD_PUT = re.compile(r"put (.+?) (?:in/on|in|on) (.+)", re.IGNORECASE)
+_OLD_ANSWER = re.compile(r"you put the (.+?) in/on the (.+)")
 
 
 @dataclass
@@ -46,7 +47,7 @@ class ImportReport:
     old_verbs: int = 0
     """Actions `put X in/on Y` read as `move X to Y`."""
     differing_observations: int = 0
-    """Steps at which the game answered other words than the log has."""
+    """Steps at which the game answered other words than the log has; an old answer to `put` is not other words."""
     problems: list[str] = field(default_factory=list)
     """One sentence per episode that was left out: file, place, reason."""
 
@@ -144,7 +145,7 @@ def _differences(episode: ForeignEpisode, trajectory: Trajectory) -> int:
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.lower().split())
+    return _OLD_ANSWER.sub(r"you move the \1 to the \2", " ".join(text.lower().split()))
 
 
 def build_parser() -> argparse.ArgumentParser:

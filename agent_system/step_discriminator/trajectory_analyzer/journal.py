@@ -52,7 +52,17 @@ class Journal:
 
     def __enter__(self) -> Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, "a+b")
+        while True:
+            self._file = open(self.path, "a+b")
+            self._lock()
+            if os.fstat(self._file.fileno()).st_nlink:
+                break
+            # The analysis that held the lock until a moment ago has removed this file; its successor is needed.
+            self._file.close()
+        self._read()
+        return self
+
+    def _lock(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -61,16 +71,14 @@ class Journal:
                 f"{self.path} is in use by another analysis with the same output; wait for it or choose another "
                 "--out-dir."
             ) from None
-        self._read()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        empty = self._file.tell() == 0
-        self._file.close()
-        if empty:
+        # Before the lock is gone: the file may be another's afterwards.
+        if self._file.tell() == 0:
             self.remove()
+        self._file.close()
 
     def _read(self) -> None:
         self._file.seek(0)

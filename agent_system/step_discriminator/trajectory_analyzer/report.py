@@ -18,6 +18,7 @@ from agent_system.programs import check_output, run_program
 from agent_system.step_discriminator.trajectory_analyzer.document import (
     SummaryRow,
     load_credit_analysis,
+    one_line,
     summarise,
     task_type,
 )
@@ -76,12 +77,12 @@ def markdown_report(document: Mapping[str, Any], *, plot: Path | None = None) ->
         "",
         "| " + " | ".join(_TITLES) + " |",
         "|---|" + "---:|" * (len(_TITLES) - 1),
-        *("| " + " | ".join(_cells(row)) + " |" for row in rows),
+        *("| " + " | ".join(cell.replace("|", r"\|") for cell in _cells(row)) + " |" for row in rows),
         "",
         *(() if plot is None else (f"![length against evolved length]({plot.name})", "")),
         *(f"* left out: `{item['traj_uid']}` {item['status']}: {item['reason']}" for item in _named(document)),
     ]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(map(one_line, lines)).rstrip() + "\n"
 
 
 def plot_lengths(trajectories: Sequence[Mapping[str, Any]]) -> bytes:
@@ -114,7 +115,8 @@ def plot_lengths(trajectories: Sequence[Mapping[str, Any]]) -> bytes:
     axes.set(
         xlabel="steps", ylabel="steps of the evolved trajectory", xlim=(0, 1.05 * longest), ylim=(0, 1.2 * tallest)
     )
-    figure.legend(fontsize="small", loc="outside right upper")
+    for label in figure.legend(fontsize="small", loc="outside right upper").get_texts():
+        label.set_parse_math(False)  # names of tasks are no formulas
     buffer = io.BytesIO()
     # Without the version of the library, so that equal analyses give equal files.
     figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})

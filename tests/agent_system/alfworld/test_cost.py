@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_system.environments.env_package.alfworld import manifest
+from agent_system.environments.env_package.alfworld import AlfworldGame, interpreted, manifest, problem
 from agent_system.environments.env_package.alfworld.manifest import load_manifest
 from tests.agent_system.alfworld.other_domains import altered_game
 from verl.utils.errors import UserError
@@ -76,6 +76,30 @@ def test_memory_of_slots_that_share_a_game_is_small(gamefiles: list[Path]) -> No
     command = [sys.executable, "-c", _MEASURE, *[str(gamefiles[0])] * 200]
     done = subprocess.run(command, cwd=REPO_ROOT, check=True, capture_output=True, text=True)
     assert json.loads(done.stdout)[0] < 0.1
+
+
+@pytest.mark.parametrize("kind", ["known", "other"])
+def test_a_game_file_is_read_again_only_when_it_changed(
+    small_gamefiles: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    file = altered_game(small_gamefiles[0], tmp_path)
+    if kind == "known":
+        shutil.copy(small_gamefiles[0], file)
+    read: list[str | Path] = []
+
+    def read_game_file(path: str | Path) -> problem.GameFile:
+        read.append(path)
+        return original(path)
+
+    original = problem.read_game_file
+    for module in (problem, interpreted):
+        monkeypatch.setattr(module, "read_game_file", read_game_file)
+    first = AlfworldGame(file).reset()
+    times = len(read)
+    assert times == (1 if kind == "known" else 2)
+    assert AlfworldGame(file).reset() == first and len(read) == times
+    file.write_text(file.read_text() + "\n")
+    assert AlfworldGame(file).reset() == first and len(read) == 2 * times
 
 
 @pytest.mark.slow

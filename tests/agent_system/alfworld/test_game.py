@@ -188,8 +188,17 @@ def test_resets_do_not_collect_memory(gamefiles: list[Path]) -> None:
 
 
 def test_unreadable_games_name_the_file(tmp_path: Path, gamefiles: list[Path]) -> None:
-    with pytest.raises(UserError, match="does not exist"):
-        AlfworldGame(tmp_path / "game.tw-pddl")
+    for missing in (tmp_path / "game.tw-pddl", f"{tmp_path}/a\0b", tmp_path / ("x" * 5000)):
+        with pytest.raises(UserError, match="does not exist"):
+            AlfworldGame(missing)
+    data = json.loads(gamefiles[0].read_text(encoding="utf-8"))
+    for field in ("pddl_domain", "pddl_problem", "grammar"):
+        half = tmp_path / "half.tw-pddl"
+        half.write_text(json.dumps(data | {field: data[field] + "\ud800"}), encoding="utf-8")
+        for engine in ("auto", "interpreter"):
+            with pytest.raises(UserError, match=r"half\.tw-pddl cannot be read") as caught:
+                AlfworldGame(half, engine)
+            assert len(str(caught.value)) < 500
     broken = tmp_path / "broken.tw-pddl"
     broken.write_bytes(gamefiles[0].read_bytes()[:5000])
     with pytest.raises(UserError, match=r"broken\.tw-pddl cannot be read"):

@@ -157,18 +157,20 @@ def test_manifest_hash_does_not_depend_on_creation_order(games_dir: Path, tmp_pa
 def test_manifest_counts_what_it_leaves_out(games_dir: Path, tmp_path: Path) -> None:
     source = sorted((games_dir / "json_2.1.1" / "valid_seen").iterdir())
     root = tmp_path / "json_2.1.1" / "valid_seen"
-    for folder in source[:5]:
+    for folder in source[:6]:
         shutil.copytree(folder, root / folder.name)
-    first, second, third, fourth = sorted(root.glob("*/*"))[:4]
+    first, second, third, fourth, fifth = sorted(root.glob("*/*"))[:5]
     first.parent.rename(root / "pick_and_place_with_movable_recep-Spoon-Mug-Fridge-3")
     game = json.loads((second / "game.tw-pddl").read_text())
     (second / "game.tw-pddl").write_text(json.dumps({**game, "solvable": False}))
     (third / "game.tw-pddl").unlink()
     trajectory = json.loads((fourth / "traj_data.json").read_text())
     (fourth / "traj_data.json").write_text(json.dumps({**trajectory, "task_type": "other"}))
+    (fifth / "traj_data.json").unlink()
     manifest = load_manifest(tmp_path, "valid_seen")
-    assert manifest.skipped == {"movable receptacle": 1, "unsolvable": 1, "no game file": 1, "other task type": 1}
-    assert len(manifest.games) == len(list(root.glob("*/*"))) - 4
+    reasons = ("movable receptacle", "unsolvable", "no game file", "other task type", "no traj_data.json")
+    assert manifest.skipped == dict.fromkeys(reasons, 1)
+    assert len(manifest.games) == len(list(root.glob("*/*"))) - 5
     (second / "game.tw-pddl").write_text("{")
     with pytest.raises(UserError, match="is unreadable"):
         load_manifest(tmp_path, "valid_seen")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ from verl.utils.errors import UserError
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder, and a process that has loaded nothing."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(interpreted, "_cache", type(interpreted._cache)())
+    interpreted._cache.clear()
     return cache_dir() / "alfworld-translations"
 
 
@@ -153,7 +154,7 @@ def test_concurrent_writers_leave_one_whole_file(tmp_path: Path, own_cache: Path
 def test_an_unwritable_cache_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(interpreted, "_cache", type(interpreted._cache)())
+    interpreted._cache.clear()
     assert AlfworldGame(lamps_game(tmp_path / "lamps")).reset()[0].startswith("Lamps.")
 
 
@@ -197,6 +198,32 @@ def test_files_it_cannot_run_are_named(tmp_path: Path, domain: str, grammar: str
     with pytest.raises(UserError, match=reason) as caught:
         AlfworldGame(file).reset()
     assert str(file) in str(caught.value)
+
+
+def test_damaged_files_are_named(tmp_path: Path, own_cache: Path) -> None:
+    """Words of a file changed at random: it plays, or a UserError names it, at loading or later."""
+    rng = np.random.default_rng(5)
+    ended = {"played": 0, "refused": 0}
+    for number in range(160):
+        texts = [LAMPS_DOMAIN, LAMPS_GRAMMAR, LAMPS_PROBLEM]
+        # The grammar twice as often: most of it is read when a text is made.
+        changed = (0, 1, 1, 2)[number % 4]
+        words = re.findall(r"\w+|\s+|[^\w\s]", texts[changed])
+        for place, other in rng.integers(len(words), size=(rng.integers(1, 4), 2)):
+            words[place] = ["", words[other], f"{words[place]} {words[other]}", f"{words[place]}x"][rng.integers(4)]
+        texts[changed] = "".join(words)
+        file = write_game(tmp_path / str(number), *texts)
+        try:
+            game = AlfworldGame(file)
+            commands = game.reset()[1]["admissible_commands"]
+            for _ in range(20):
+                if commands:
+                    commands = game.step(str(rng.choice(commands)))[3]["admissible_commands"]
+            ended["played"] += 1
+        except UserError as error:
+            assert str(file) in str(error)
+            ended["refused"] += 1
+    assert ended["played"] > 10 and ended["refused"] > 80
 
 
 def test_neither_the_library_nor_the_stock_engine_is_loaded(tmp_path: Path) -> None:

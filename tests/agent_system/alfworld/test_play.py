@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,14 +44,14 @@ def test_undo_takes_back_one_command_after_the_other(small_gamefiles: list[Path]
     session = Session(game)
     seen = []
     for _ in range(8):
-        seen.append((game.state_key, session.opening, session.completions("")))
+        seen.append((game.state_key, session.observation, session.completions("")))
         hint = session.answer("hint") or ""
         session.answer(hint.removeprefix("Hint: ").split(" (")[0])
         if game.step("nothing")[2]:
             break
     for expected in reversed(seen):
         assert (session.answer("undo") or "").startswith("Taken back: ")
-        assert (game.state_key, session.opening, session.completions("")) == expected
+        assert (game.state_key, session.observation, session.completions("")) == expected
     assert session.answer("undo") == "There is nothing to take back."
 
 
@@ -66,7 +67,8 @@ def test_what_can_be_typed(small_gamefiles: list[Path]) -> None:
     assert (session.answer(f"  {first.upper()}  ") or "").startswith("You arrive at")
     assert "Perhaps: inventory." in (session.answer("inv") or "")
     assert session.answer("fly away") == "Nothing happens. Type list for what works."
-    assert session.answer("99999") == session.answer("xyz")
+    for nothing in ("0", "-1", "99999", "9" * 5000, "\u0663", "\ud800", "look\x00", "x" * 100_000):
+        assert session.answer(nothing) == session.answer("xyz")
     assert session.answer("") == "" and "undo" in (session.answer("?") or "")
     assert session.answer("quit") is None
 
@@ -86,6 +88,19 @@ def test_piped_input(small_gamefiles: list[Path]) -> None:
         places = [done.stdout.find(text) for text in texts]
         assert places == sorted(places) and places[0] >= 0
     assert done.stdout.endswith("> quit\n")
+
+
+def test_bytes_that_are_no_text_end_no_game(small_gamefiles: list[Path]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agent_system.environments.env_package.alfworld.play", str(small_gamefiles[0])],
+        input=b"\xff\xfe\nl\xc3\xb6ok\n\x00\ninventory\n",
+        capture_output=True,
+        cwd=REPO_ROOT,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(b"Nothing happens.") == 3 and b"You are not carrying anything." in done.stdout
 
 
 def test_a_game_is_drawn_by_seed(
@@ -113,6 +128,7 @@ def test_a_game_is_drawn_by_seed(
     (tmp_path / "empty").mkdir()
     assert "no game.tw-pddl" in opened(str(tmp_path / "empty"), status=2)
     assert "ALFWORLD_DATA" in opened("--data-dir", str(tmp_path / "none"), status=2)
+    assert opened("--seed", "-1", status=2).startswith("error: --seed -1")
 
 
 def test_list_of_games(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

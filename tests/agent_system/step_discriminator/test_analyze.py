@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
+import fcntl
 import json
 import os
 import signal
@@ -23,7 +23,6 @@ from agent_system.step_discriminator.trajectory_analyzer import (
     EnvAdapter,
     load_credit_analysis,
     register_adapter,
-    report,
 )
 from agent_system.step_discriminator.trajectory_analyzer import analyze as program
 from agent_system.step_discriminator.trajectory_analyzer.parallel import WorkerLostError, run_jobs
@@ -106,38 +105,6 @@ def test_minimal_mode_keeps_both_labels_and_credit_follows_the_source(source, tm
 def test_options_that_cannot_work_are_one_line(options, message, source, tmp_path, capsys):
     assert run_main(source, "--out-dir", tmp_path / "out", *options) == 2
     assert capsys.readouterr().err.startswith(message) and not (tmp_path / "out").exists()
-
-
-def test_report_has_a_table_and_a_plot(source, tmp_path, capsys):
-    out = tmp_path / "out"
-    analyze(source, out, options=program.CreditOptions(mode="minimal"))
-    assert report.main([str(out / program.ANALYSIS_FILE)]) == 0
-    text = (out / report.REPORT_FILE).read_text()
-    assert "| put |" in text and "| all |" in text and f"({report.PLOT_FILE})" in text and "mode `minimal`" in text
-    picture = (out / report.PLOT_FILE).read_bytes()
-    assert picture[:8] == b"\x89PNG\r\n\x1a\n" and len(picture) > 5000
-    again = report.plot_lengths(load_credit_analysis(out / program.ANALYSIS_FILE)["trajectories"])
-    assert again == picture
-    assert "put" in capsys.readouterr().out
-
-
-def test_report_without_evolved_trajectories_has_no_plot(source, tmp_path, capsys):
-    out = tmp_path / "out"
-    analyze(source, out, options=program.CreditOptions(evolve=False))
-    assert report.main([str(out / program.ANALYSIS_FILE)]) == 0
-    assert "no plot" in capsys.readouterr().err and not (out / report.PLOT_FILE).exists()
-    assert report.main([str(tmp_path / "nothing.json")]) == 2
-
-
-def test_summary_csv(source, tmp_path):
-    analyze(source, tmp_path / "out")
-    items = load_credit_analysis(tmp_path / "out" / program.ANALYSIS_FILE)["trajectories"]
-    rows = list(csv.DictReader((tmp_path / "out" / program.SUMMARY_FILE).open()))
-    assert [row["task_type"] for row in rows] == ["put", "all"]
-    assert int(rows[-1]["n"]) == len(items)
-    mean = sum(len(item["steps"]) for item in items) / len(items)
-    assert float(rows[-1]["mean_length"]) == pytest.approx(mean, abs=1e-4)
-    assert float(rows[-1]["mean_evolved_length"]) < mean
 
 
 def test_output_is_cut_at_the_first_success(tmp_path):
@@ -250,6 +217,24 @@ def test_two_analyses_with_one_output_folder_are_refused(source, tmp_path):
 def run_main(*arguments: object) -> int:
     register_adapter("toy", partial(toy_adapter, "toy"))
     return program.main([str(item) for item in arguments])
+
+
+def test_a_journal_that_its_last_holder_removes_is_opened_anew(tmp_path, monkeypatch):
+    """Another analysis may finish between the opening of its journal here and the lock."""
+    path, lock, locked = tmp_path / program.JOURNAL_FILE, fcntl.flock, []
+
+    def flock(file, operation):
+        if not locked:
+            path.unlink()
+        locked.append(operation)
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with program.Journal(path) as journal:
+        assert len(locked) == 2 and path.samefile(f"/proc/self/fd/{journal._file.fileno()}")
+        with pytest.raises(UserError, match="in use"), program.Journal(path):
+            pass
+    assert not path.exists()
 
 
 def test_broken_line_is_named_and_the_rest_analysed(source, tmp_path, caplog, capsys):

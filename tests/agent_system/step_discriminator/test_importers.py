@@ -42,6 +42,10 @@ def old_verb(action: str) -> str:
     return f"put {words[0].removeprefix('move ')} in/on {words[1]}" if action.startswith("move ") else action
 
 
+def old_answer(answer: str) -> str:
+    return answer.replace("You move the", "You put the").replace(" to the ", " in/on the ")
+
+
 def run(data_dir, *arguments: object) -> int:
     return importers.main([*map(str, arguments), "--data-dir", str(data_dir), "--quiet"])
 
@@ -76,7 +80,7 @@ def test_sharegpt_with_old_verbs(keys, data_dir, episodes, tmp_path, capsys):
         turns.append({role: "human", said: opening})
         for action, answer in zip(actions, answers):
             turns.append({role: assistant, said: f"Thought: I must.\nAction: {old_verb(action)}"})
-            turns.append({role: "human", said: f"Observation: {answer}"})
+            turns.append({role: "human", said: f"Observation: {old_answer(answer)}"})
         items.append({"item_id": f"alfworld_{number}", turns_key: turns})
     log = tmp_path / "log.json"
     log.write_text(json.dumps(items))

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import os
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_system.environments.env_package.alfworld.problem import GameFile, read_game_file
+from agent_system.environments.env_package.alfworld.file_cache import FileCache
+from agent_system.environments.env_package.alfworld.problem import GameFile, display_names, read_game_file
 from agent_system.environments.env_package.alfworld.textgen import Entity, GrammarError, TextGrammar, Variable
 from agent_system.environments.env_package.alfworld.translation import (
     Translation,
@@ -61,24 +61,15 @@ def _masks(literals: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _names(ids: list[str]) -> dict[str, str]:
-    """Object id -> name shown to players: numbers are handed out downwards in the order of ids. An id without a place
-    keeps its text and, as in the stock engine, a space after it."""
-    classes = {}
-    for name in sorted(ids):
-        head, bar, _ = name.partition("_bar_")
-        if bar:
-            classes[name] = head + "basin" if "basin" in name else head
-    remaining = Counter(classes.values())
-    names = {}
-    for name in sorted(ids):
-        kind = classes.get(name)
-        if kind is not None:
-            names[name] = f"{kind} {remaining[kind]}"
-            remaining[kind] -= 1
-            continue
-        for word, character in (("_minus_", "-"), ("_plus_", "+"), ("_dot_", "."), ("_comma_", ",")):
-            kind = (kind or name).replace(word, character)
-        names[name] = f"{kind} "
+    """Object id -> name shown to players; an id without a place keeps its text and, as in the stock engine, a space
+    after it."""
+    names = display_names(ids)
+    for name in ids:
+        if name not in names:
+            text = name
+            for word, character in (("_minus_", "-"), ("_plus_", "+"), ("_dot_", "."), ("_comma_", ",")):
+                text = text.replace(word, character)
+            names[name] = f"{text} "
     return names
 
 
@@ -124,6 +115,9 @@ class InterpretedGame:
 
     def _build_facts(self, translation: Translation) -> None:
         def typed(names: tuple[str, ...]) -> tuple[Variable, ...]:
+            unknown = [name for name in names if name not in translation.objects]
+            if unknown:
+                raise TranslationError(f"a fact names {unknown[0]}, which is not declared")
             return tuple((name, translation.objects[name]) for name in names)
 
         self.atoms = tuple(typed(atom[1:]) for atom in translation.atoms)
@@ -178,7 +172,11 @@ class InterpretedGame:
         return self._signatures[key]
 
     def is_constant(self, action: str) -> bool:
-        """Whether the command of an action depends on its arguments alone."""
+        """Whether the command of an action depends on its arguments alone.
+
+        Raises:
+            GrammarError: a rule that its text may need cannot be read.
+        """
         if action not in self._constant:
             read = self.grammar.reads(self.grammar.templates[action])
             self._constant[action] = not read & self._fluents
@@ -264,24 +262,20 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-_cache: OrderedDict[tuple[str, int, int], InterpretedGame] = OrderedDict()
-
-
 def load_interpreted(path: str | Path) -> InterpretedGame:
     """The constant part of a game file, cached per process by path, time and size (and its translation on disk).
 
     Raises:
         UserError: the file is missing or unreadable, cannot be run, or the packages that read it are not installed.
     """
+    return _cache.get(path)
+
+
+def _load(path: str | Path) -> InterpretedGame:
     file = read_game_file(path)
-    stat = os.stat(path)
-    key = (os.path.abspath(path), stat.st_mtime_ns, stat.st_size)
-    if key in _cache:
-        _cache.move_to_end(key)
-        return _cache[key]
     try:
         with _without_collection():
-            game = InterpretedGame(file)
+            return InterpretedGame(file)
     except (TranslationError, GrammarError) as error:
         raise UserError(
             f"The game file {path} cannot be loaded: {error}. Download or generate the data again, or remove this game."
@@ -291,7 +285,6 @@ def load_interpreted(path: str | Path) -> InterpretedGame:
             f"The game file {path} was made with another domain or grammar than alfworld 0.4.2's; reading it needs "
             f"textworld[pddl], which cannot be imported ({error}): install it, or use the current data release."
         ) from error
-    _cache[key] = game
-    if len(_cache) > _CACHE_SIZE:
-        _cache.popitem(last=False)
-    return game
+
+
+_cache = FileCache(_load, _CACHE_SIZE)

@@ -141,7 +141,11 @@ class Interpreter:
         if command is None:
             name = game.actions[number].name
             command = self._derive(game.grammar.templates[name], self._scope(number))
-            if game.is_constant(name):
+            try:
+                constant = game.is_constant(name)
+            except GrammarError as error:
+                raise self._failure(error) from error
+            if constant:
                 game.commands[number] = command
         return command
 
@@ -158,11 +162,14 @@ class Interpreter:
     def _entity_of(self, name: str) -> Entity:
         entity = self._game.entities.get(name)
         if entity is None:
-            raise UserError(f"The game file {self._path} cannot be run: no fact names its object {name} at the start.")
+            raise self._failure(f"no fact names its object {name} at the start")
         return entity
 
     def _derive(self, text: str, scope: Scope) -> str:
         try:
             return self._game.grammar.derive(text, self, scope)
         except GrammarError as error:
-            raise UserError(f"The game file {self._path} cannot be run: {error}.") from error
+            raise self._failure(error) from error
+
+    def _failure(self, reason: object) -> UserError:
+        return UserError(f"The game file {self._path} cannot be run: {reason}; download or generate the data again.")

@@ -15,7 +15,8 @@ from agent_system.environments.env_package.alfworld.prompt_builder import (
     AlfworldPromptBuilder,
     extract_task,
 )
-from agent_system.environments.vector_env import Info, VectorEnv, WorkerResources, make_vector_env
+from agent_system.environments.run_config import DataSection, EnvSection, make_slots
+from agent_system.environments.vector_env import Info, VectorEnv
 from verl.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -69,42 +70,11 @@ class _AlfworldSection(Protocol):
     def prompt_style(self) -> Literal["full", "compact"]: ...
 
 
-class _Resources(Protocol):
-    @property
-    def num_cpus(self) -> float: ...
-    @property
-    def num_gpus(self) -> float: ...
-
-
-class _GroupSection(Protocol):
-    @property
-    def n(self) -> int: ...
-
-
-class _EnvSection(Protocol):
+class _EnvSection(EnvSection, Protocol):
     @property
     def env_name(self) -> str: ...
     @property
-    def seed(self) -> int: ...
-    @property
-    def history_length(self) -> int: ...
-    @property
-    def num_workers(self) -> int | None: ...
-    @property
-    def worker_timeout(self) -> float: ...
-    @property
-    def resources_per_worker(self) -> _Resources: ...
-    @property
-    def rollout(self) -> _GroupSection: ...
-    @property
     def alfworld(self) -> _AlfworldSection: ...
-
-
-class _DataSection(Protocol):
-    @property
-    def train_batch_size(self) -> int: ...
-    @property
-    def val_batch_size(self) -> int | None: ...
 
 
 class _TrainerSection(Protocol):
@@ -118,7 +88,7 @@ class AlfworldRunConfig(Protocol):
     @property
     def env(self) -> _EnvSection: ...
     @property
-    def data(self) -> _DataSection: ...
+    def data(self) -> DataSection: ...
     @property
     def trainer(self) -> _TrainerSection: ...
 
@@ -214,11 +184,9 @@ def make_alfworld_manager(config: AlfworldRunConfig, is_train: bool) -> AlfWorld
         num_slots = config.data.train_batch_size * max(env.rollout.n, 1)
     else:
         num_slots = config.data.val_batch_size or min(len(tasks), config.data.train_batch_size)
-    resources = WorkerResources(env.resources_per_worker.num_cpus, env.resources_per_worker.num_gpus)
     factory = AlfworldEnvFactory(str(manifest.data_dir))
-    envs = make_vector_env(factory, num_slots, env.num_workers, resources, timeout_s=env.worker_timeout)
     return AlfWorldEnvironmentManager(
-        envs,
+        make_slots(env, factory, num_slots),
         alfworld_projection,
         config,
         env_name="alfworld",

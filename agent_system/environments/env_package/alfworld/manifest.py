@@ -17,7 +17,16 @@ from agent_system.environments.env_package.alfworld.cache import cache_dir, read
 from agent_system.environments.env_package.alfworld.goal import TASK_TYPES
 from verl.utils.errors import UserError
 
-__all__ = ["FULL_RELEASE", "GAMES_FOLDER", "SPLITS", "GameEntry", "Manifest", "load_manifest", "resolve_data_dir"]
+__all__ = [
+    "FULL_RELEASE",
+    "GAMES_FOLDER",
+    "SPLITS",
+    "GameEntry",
+    "Manifest",
+    "check_split",
+    "load_manifest",
+    "resolve_data_dir",
+]
 
 FULL_RELEASE: Mapping[str, int] = {"train": 3553, "valid_seen": 140, "valid_unseen": 134}
 """Playable games of the data release, by split."""
@@ -72,11 +81,17 @@ def resolve_data_dir(data_dir: str | Path | None) -> Path:
     return Path(os.environ.get("ALFWORLD_DATA") or "~/.cache/alfworld").expanduser()
 
 
+def check_split(split: str) -> None:
+    """Refuse a name that is none of `SPLITS` with a `UserError`."""
+    if split not in SPLITS:
+        raise UserError(f"Unknown ALFWorld split {split!r}; choose one of {', '.join(SPLITS)}.")
+
+
 def load_manifest(data_dir: str | Path | None, split: str) -> Manifest:
     """List the playable games of a split.
 
     Left out and counted, as the stock loader does: tasks with a movable receptacle or sliced objects, other task
-    types, folders without a game file, games marked unsolvable or not marked.
+    types, folders without a game file or a traj_data.json, games marked unsolvable or not marked.
 
     Args:
         data_dir: the folder that contains `json_2.1.1`; None looks where `resolve_data_dir` says.
@@ -85,8 +100,7 @@ def load_manifest(data_dir: str | Path | None, split: str) -> Manifest:
     Raises:
         UserError: the split is unknown, the folder is missing or holds no playable game, or a file is unreadable.
     """
-    if split not in SPLITS:
-        raise UserError(f"Unknown ALFWorld split {split!r}; choose one of {', '.join(SPLITS)}.")
+    check_split(split)
     folder = resolve_data_dir(data_dir)
     root = folder / GAMES_FOLDER / split
     rows = _scan(root) if root.is_dir() else {}
@@ -150,9 +164,10 @@ def _folders(root: Path) -> Iterator[tuple[str, list[int]]]:
     """Game folders in a fixed order, each with time and size of its trajectory and game file (0 where missing)."""
     for task in sorted(entry.name for entry in os.scandir(root) if entry.is_dir()):
         for trial in sorted(entry.name for entry in os.scandir(root / task) if entry.is_dir()):
-            trajectory = _stamp(os.path.join(root, task, trial, _TRAJECTORY_FILE))
-            if trajectory != [0, 0]:
-                yield f"{task}/{trial}", trajectory + _stamp(os.path.join(root, task, trial, _GAME_FILE))
+            stamp = _stamp(os.path.join(root, task, trial, _TRAJECTORY_FILE))
+            stamp += _stamp(os.path.join(root, task, trial, _GAME_FILE))
+            if any(stamp):
+                yield f"{task}/{trial}", stamp
 
 
 def _stamp(path: str) -> list[int]:
@@ -170,6 +185,8 @@ def _examine(root: Path, folder: str) -> dict[str, str]:
     for word, reason in (("movable", "movable receptacle"), ("Sliced", "sliced object")):
         if word in folder:
             return {"skipped": reason}
+    if not (place / _TRAJECTORY_FILE).is_file():
+        return {"skipped": "no traj_data.json"}
     try:
         task_type = json.loads((place / _TRAJECTORY_FILE).read_bytes())["task_type"]
         if task_type not in TASK_TYPES:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,8 +46,8 @@ class Session:
         self._observation, self._info = game.reset()
 
     @property
-    def opening(self) -> str:
-        """The text of the present moment."""
+    def observation(self) -> str:
+        """What the game said last."""
         return self._observation
 
     def completions(self, text: str) -> list[str]:
@@ -68,8 +69,8 @@ class Session:
         return self._play(self._by_number(line))
 
     def _by_number(self, line: str) -> str:
-        commands = self._info["admissible_commands"]
-        return commands[int(line) - 1] if line.isdecimal() and 0 < int(line) <= len(commands) else line
+        numbered = {str(number): command for number, command in enumerate(self._info["admissible_commands"], 1)}
+        return numbered.get(line, line)
 
     def _play(self, command: str) -> str:
         if command not in self._info["admissible_commands"]:
@@ -121,13 +122,15 @@ def _choose_game(options: argparse.Namespace) -> Path:
     from agent_system.environments.env_package.alfworld.manifest import GAMES_FOLDER, load_manifest, resolve_data_dir
     from verl.utils.errors import UserError
 
+    if options.seed < 0:
+        raise UserError(f"--seed {options.seed}: must be 0 or more.")
     if options.game is not None:
         path = Path(options.game).expanduser()
         if path.is_dir():
             found = sorted(path.rglob("game.tw-pddl"))
             if not found:
                 raise UserError(f"{path}: no game.tw-pddl in this folder; name a game file, or leave GAME out.")
-            return found[0] if len(found) == 1 else found[np.random.default_rng(options.seed).integers(len(found))]
+            return found[np.random.default_rng(options.seed).integers(len(found))]
         return path
     folder = resolve_data_dir(options.data_dir)
     if options.data_dir is None and not (folder / GAMES_FOLDER / options.split).is_dir():
@@ -162,11 +165,18 @@ def _read(stdin: TextIO, interactive: bool) -> str | None:
         return None
 
 
+def _take_any_text(*streams: TextIO) -> None:
+    """Bytes that are no text in the terminal's encoding, and characters that it lacks, end no game."""
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def _play(session: Session, stdin: TextIO, stdout: TextIO) -> None:
     interactive = stdin.isatty()
     if interactive:
         _use_completion(session)
-    stdout.write(f"{session.opening}\n\n{_OWN_HELP}\n")
+    stdout.write(f"{session.observation}\n\n{_OWN_HELP}\n")
     while (line := _read(stdin, interactive)) is not None:
         if not interactive:
             stdout.write(f"\n> {line.strip()}\n")
@@ -203,6 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from agent_system.environments.env_package.alfworld.game import AlfworldGame
 
         path = _choose_game(options)
+        _take_any_text(sys.stdin, sys.stdout)
         sys.stdout.write(f"{path}\n\n")
         _play(Session(AlfworldGame(path), options.seed), sys.stdin, sys.stdout)
         return 0

@@ -6,18 +6,28 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from agent_system.environments.env_package.alfworld.file_cache import FileCache
 from agent_system.environments.env_package.alfworld.goal import Goal, parse_goal
 from agent_system.environments.env_package.alfworld.pddl import Problem, UnknownShapeError, parse_problem
 from verl.utils.errors import UserError
 
-__all__ = ["GameData", "SimState", "build_game", "is_known_release", "load_game", "read_game_file", "task_of_grammar"]
+__all__ = [
+    "GameData",
+    "GameFile",
+    "SimState",
+    "build_game",
+    "display_names",
+    "is_known_release",
+    "load_game",
+    "read_game_file",
+    "task_of_grammar",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +115,7 @@ def read_game_file(path: str | Path) -> GameFile:
     """Read a game file.
 
     Raises:
-        UserError: the file is missing, is not JSON, or lacks one of the three texts.
+        UserError: the file is missing, is not JSON, or lacks one of the three texts (of whole Unicode characters).
     """
     try:
         with open(path, encoding="utf-8") as handle:
@@ -113,6 +123,8 @@ def read_game_file(path: str | Path) -> GameFile:
         file = GameFile(data["pddl_domain"], data["grammar"], data["pddl_problem"])
         if not all(isinstance(text, str) for text in file):
             raise TypeError("domain, grammar and problem must be texts")
+        for text in file:
+            text.encode("utf-8")  # JSON can spell half surrogates, which no file or hash can hold
         return file
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"no {error} in it" if isinstance(error, KeyError) else f"{error}"
@@ -148,8 +160,9 @@ def is_known_release(domain: str, grammar: str) -> bool:
         return False
 
 
-def _display_names(ids: list[str]) -> dict[str, str]:
-    """Names as players see them: within a class, numbers are handed out downwards in the order of ids."""
+def display_names(ids: list[str]) -> dict[str, str]:
+    """Names as players see them: within a class, numbers are handed out downwards in the order of ids. Ids without a
+    place in them (`_bar_`) are left out."""
     classes = {}
     for name in sorted(ids):
         head, bar, _ = name.partition("_bar_")
@@ -188,7 +201,7 @@ class _Index:
         used = {argument for fact in problem.facts for argument in fact[1:]}
         if not used <= problem.objects.keys():
             raise UnknownShapeError("a fact names an object that is not declared")
-        self.names = _display_names(list(used))
+        self.names = display_names(list(used))
         kinds: dict[str, list[str]] = {"object": [], "receptacle": [], "location": [], "agent": []}
         for name in sorted(used):
             if problem.objects[name] in kinds:
@@ -256,6 +269,15 @@ def _types(index: _Index) -> tuple[tuple[str, ...], tuple[frozenset[str], ...]]:
     )
 
 
+def _inside(index: _Index) -> tuple[tuple[int, ...] | None, ...]:
+    """For each object that is itself a receptacle, what is in it; None for the others."""
+    inside: list[tuple[int, ...] | None] = [None] * len(index.objects)
+    for (name,) in index.facts("isreceptacleobject"):
+        inner = [index.objects[i] for i, outer in index.facts("inreceptacleobject") if outer == name != i]
+        inside[index.objects[name]] = tuple(sorted(inner))
+    return tuple(inside)
+
+
 def build_game(problem_text: str, task: str) -> GameData:
     """The constant facts of a game whose domain and grammar are known.
 
@@ -276,10 +298,6 @@ def build_game(problem_text: str, task: str) -> GameData:
         at[index.locations[location]].append(receptacle)
     can_contain = set(index.facts("cancontain"))
     objects, receptacles = list(index.objects), list(index.receptacles)
-    inside: list[tuple[int, ...] | None] = [None] * len(objects)
-    for (name,) in index.facts("isreceptacleobject"):
-        inner = [index.objects[i] for i, outer in index.facts("inreceptacleobject") if outer == name != i]
-        inside[index.objects[name]] = tuple(sorted(inner))
     static = {
         predicate: index.mask(predicate, index.objects)
         for predicate in ("pickupable", "toggleable", "sliceable", "cleanable", "heatable", "coolable")
@@ -308,7 +326,7 @@ def build_game(problem_text: str, task: str) -> GameData:
             sum(1 << o for o, kinds in enumerate(object_types) if any((rtype, k) in can_contain for k in kinds))
             for rtype in receptacle_types
         ),
-        inside=tuple(inside),
+        inside=_inside(index),
         goal_objects=sum(1 << i for i in eligible if all(static[need] >> i & 1 for need in goal.required)),
         goal_receptacles=tuple(r for r, kind in enumerate(receptacle_types) if kind == goal.receptacle_type),
         goal_lamps=sum(1 << i for i in lamps),
@@ -322,7 +340,6 @@ def build_game(problem_text: str, task: str) -> GameData:
     )
 
 
-_cache: OrderedDict[tuple[str, int, int], GameData | None] = OrderedDict()
 _warned: set[tuple[str, str]] = set()
 
 
@@ -344,35 +361,26 @@ def load_game(path: str | Path) -> GameData | None:
     know it.
 
     Raises:
-        UserError: the file cannot be read.
+        UserError: the file is missing or cannot be read.
     """
-    name = os.fspath(path)
-    try:
-        stat = os.stat(name)
-    except OSError as error:
-        raise UserError(
-            f"The game file {path} does not exist; download the ALFWorld data or generate games "
-            "(python -m agent_system.environments.env_package.alfworld.generate_games --help)."
-        ) from error
-    key = (os.path.abspath(name), stat.st_mtime_ns, stat.st_size)
-    if key in _cache:
-        _cache.move_to_end(key)
-        return _cache[key]
+    return _cache.get(path)
+
+
+def _load(path: str | Path) -> GameData | None:
     file = read_game_file(path)
-    game: GameData | None = None
     try:
         if not is_known_release(file.domain, file.grammar):
             raise UnknownShapeError("its domain or grammar is not that of the known release")
-        game = build_game(file.problem, task_of_grammar(file.grammar)[0])
+        return build_game(file.problem, task_of_grammar(file.grammar)[0])
     except UnknownShapeError as reason:
         _warn_unknown(path, file, reason)
+        return None
     except (KeyError, IndexError, TypeError, ValueError) as error:
         # Known domain and grammar, but facts that contradict the declarations: no engine can run that.
         raise UserError(
             f"The game file {path} is damaged: its problem does not fit its domain ({error!r}); download or generate "
             "the data again, or remove this game."
         ) from error
-    _cache[key] = game
-    if len(_cache) > _CACHE_SIZE:
-        _cache.popitem(last=False)
-    return game
+
+
+_cache = FileCache(_load, _CACHE_SIZE)

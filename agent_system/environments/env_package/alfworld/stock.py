@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The installed stock engine behind the simulator's interface: slow, exact, for files the simulator does not know."""
+"""The installed stock engine behind the simulator's interface: slow, exact, what the other engines are measured by."""
 
 from __future__ import annotations
 
@@ -45,9 +45,8 @@ class StockEngine:
             from textworld.envs.pddl import PddlEnv
         except ImportError as error:
             raise UserError(
-                f"The game file {gamefile} was made with another domain or grammar than alfworld 0.4.2's, so it needs "
-                f"the stock engine, which cannot be imported ({error}); install alfworld and textworld[pddl], or use "
-                "the current data release."
+                f"The stock engine was asked for and cannot be imported ({error}); install alfworld and "
+                "textworld[pddl], or leave the engine at auto."
             ) from error
         infos = EnvInfos(won=True, admissible_commands=True, extras=["gamefile"])
         self._env: Any = AlfredInfos(AlfredDemangler(PddlEnv(infos), shuffle=False))

@@ -12,6 +12,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -149,14 +150,34 @@ def _chain(parts: list[Expression], stop_at: bool) -> Expression:
     return evaluate
 
 
+@contextmanager
+def _parsing(what: str) -> Iterator[None]:
+    """Whatever the installed package's parsers raise leaves as a `GrammarError` (they have no exception of their own:
+    the parser generator's share no public base with json's, and conflicting types are a ValueError)."""
+    try:
+        yield
+    except GrammarError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise GrammarError(f"{what} cannot be read ({type(error).__name__}: {reason})") from error
+
+
 @lru_cache(maxsize=4096)
 def _query(text: str) -> Query:
+    """The predicates of a condition.
+
+    Raises:
+        GrammarError: it is none.
+    """
     if not text:
         return ()
     from textworld.logic import Rule
 
+    with _parsing(f"the condition {text!r}"):
+        conditions = Rule.parse_conjunctive_query(text).preconditions
     predicates = []
-    for predicate in Rule.parse_conjunctive_query(text).preconditions:
+    for predicate in conditions:
         placeholders = tuple((item.name, item.type) for item in predicate.parameters)
         predicates.append(_Predicate(predicate.name, placeholders, tuple(kind for _, kind in placeholders)))
     return tuple(predicates)
@@ -164,11 +185,16 @@ def _query(text: str) -> Query:
 
 @lru_cache(maxsize=8192)
 def _symbols(text: str) -> tuple[_Node, ...]:
-    """Parse one template with the installed package's parser."""
+    """Parse one template with the installed package's parser.
+
+    Raises:
+        GrammarError: it is none.
+    """
     from textworld.envs.pddl.textgen import ContextSensitiveGrammar
 
-    grammar = ContextSensitiveGrammar.parse(json.dumps({"text": [{"rhs": text}]}))
-    return tuple(_node(symbol) for symbol in grammar._rules["text"][0].rhs)
+    with _parsing(f"the text {text!r}"):
+        grammar = ContextSensitiveGrammar.parse(json.dumps({"text": [{"rhs": text}]}))
+        return tuple(_node(symbol) for symbol in grammar._rules["text"][0].rhs)
 
 
 def _node(symbol: Any) -> Any:
@@ -238,14 +264,9 @@ class TextGrammar:
         self.templates: dict[str, str] = {}
         self.feedback: dict[str, str] = {}
         self._rules: dict[str, list[dict[str, Any]]] = {}
-        try:
+        with _parsing("its grammar"):
             for part in _document(text).parts:
                 self._add(part)
-        except GrammarError:
-            raise
-        except Exception as error:
-            # The parser generator's exceptions share no public base with json's.
-            raise GrammarError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
 
     def _add(self, part: Any) -> None:
         # Nodes are told apart by what they carry: an action has a template, a grammar block only code.
@@ -274,7 +295,7 @@ class TextGrammar:
         """Names of the predicates that the expansion of a template may depend on, without `not_`.
 
         Raises:
-            GrammarError: a rule is missing.
+            GrammarError: a rule or condition cannot be read.
         """
         found: set[str] = set()
         seen: set[str] = set()

@@ -24,8 +24,9 @@ from agent_system.environments.env_package.webshop.tasks import (
     ShopSettings,
     open_shop,
 )
+from agent_system.environments.run_config import DataSection, EnvSection, make_slots
 from agent_system.environments.task_stream import TaskStream
-from agent_system.environments.vector_env import Info, VectorEnv, WorkerResources, make_vector_env
+from agent_system.environments.vector_env import Info, VectorEnv
 from agent_system.trajectory import task_key
 from verl.utils.errors import UserError
 
@@ -71,40 +72,9 @@ class _WebshopSection(Protocol):
     def prompt_style(self) -> Literal["full", "compact"]: ...
 
 
-class _Resources(Protocol):
-    @property
-    def num_cpus(self) -> float: ...
-    @property
-    def num_gpus(self) -> float: ...
-
-
-class _GroupSection(Protocol):
-    @property
-    def n(self) -> int: ...
-
-
-class _EnvSection(Protocol):
-    @property
-    def seed(self) -> int: ...
-    @property
-    def history_length(self) -> int: ...
-    @property
-    def num_workers(self) -> int | None: ...
-    @property
-    def worker_timeout(self) -> float: ...
-    @property
-    def resources_per_worker(self) -> _Resources: ...
-    @property
-    def rollout(self) -> _GroupSection: ...
+class _EnvSection(EnvSection, Protocol):
     @property
     def webshop(self) -> _WebshopSection: ...
-
-
-class _DataSection(Protocol):
-    @property
-    def train_batch_size(self) -> int: ...
-    @property
-    def val_batch_size(self) -> int | None: ...
 
 
 class WebshopRunConfig(Protocol):
@@ -113,7 +83,7 @@ class WebshopRunConfig(Protocol):
     @property
     def env(self) -> _EnvSection: ...
     @property
-    def data(self) -> _DataSection: ...
+    def data(self) -> DataSection: ...
 
 
 class WebshopEnvironmentManager(EnvironmentManagerBase):
@@ -238,10 +208,9 @@ def make_webshop_manager(config: WebshopRunConfig, is_train: bool) -> WebshopEnv
         tasks = split_tasks(shop, section, is_train)
         stream, panel_hash = GoalStream(tasks, seed), tasks.hash
     num_slots = num_groups * max(env.rollout.n, 1) if is_train else num_groups
-    resources = WorkerResources(env.resources_per_worker.num_cpus, env.resources_per_worker.num_gpus)
     factory = WebshopEnvFactory(settings.data_dir, section.observation_mode)
     manager = WebshopEnvironmentManager(
-        make_vector_env(factory, num_slots, env.num_workers, resources, timeout_s=env.worker_timeout),
+        make_slots(env, factory, num_slots),
         webshop_projection,
         config,
         split="train" if is_train else "val",

@@ -17,6 +17,7 @@ __all__ = [
     "extract_task",
     "is_offered",
     "offered_actions",
+    "page_lines",
     "page_text",
     "parse_page",
     "revealed_page",
@@ -174,6 +175,15 @@ def _item(parts: Sequence[str], values: set[str]) -> Page:
     return Page("item", tuple(text), options=tuple((name, tuple(found)) for name, found in options))
 
 
+def page_lines(page: Page) -> list[str]:
+    """A page in short, in lower case like actions: its text, a line for each product (`title price click[asin]`: what
+    there is to know of a click comes before it), a line for each option (`name: click[value] click[value]`); no
+    buttons."""
+    lines = [part.lower() for part in page.text]
+    lines += [f"{title.lower()} {price} {click(asin)}" for asin, title, price in page.products]
+    return lines + [f"{name.lower()}: {' '.join(map(click, values))}" for name, values in page.options]
+
+
 def revealed_page(action: str, text: str) -> str | None:
     """A name for the page that `action` led to, the same whenever it says the same; None for an action that cannot
     show a new page (going back, selecting an option, buying).
@@ -190,7 +200,7 @@ def revealed_page(action: str, text: str) -> str | None:
 def episode_pages(pages: Sequence[str], offered: Sequence[Sequence[str]]) -> list[str]:
     """The pages of one episode in short, for a reader who sees all of them at once.
 
-    Without buttons; a page that was there before only says which one it is; the last page does not tell the score.
+    Lines of `page_lines`; a page that was there before only says which one it is, the last one not what it scored.
 
     Args:
         pages: as `page_text` returns them, before each action and after the last one.
@@ -207,7 +217,5 @@ def episode_pages(pages: Sequence[str], offered: Sequence[Sequence[str]]) -> lis
             shown.append(f"page {number}: bought")
             continue
         page = parse_page(text, offered[number] if number < len(offered) else ())
-        lines = [*page.text, *(f"{asin} {title} {price}" for asin, title, price in page.products)]
-        lines += [f"{name}: {', '.join(values)}" for name, values in page.options]
-        shown.append(f"page {number}: {' | '.join(lines) or page.kind}")
+        shown.append(f"page {number}: {' | '.join(page_lines(page)) or page.kind}")
     return shown

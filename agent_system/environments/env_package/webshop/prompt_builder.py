@@ -10,6 +10,7 @@ from agent_system.environments.env_package.webshop.pages import (
     Page,
     click,
     clicked,
+    page_lines,
     parse_page,
 )
 from agent_system.environments.prompts.webshop import WEBSHOP_TEMPLATE, WEBSHOP_TEMPLATE_NO_HIS
@@ -98,7 +99,7 @@ def _compact(task: str, history: Sequence[Turn], shown: int, obs: str, admissibl
     for position in range(start, len(history)):
         text, action = history[position]
         lines += [f">{action}", *_outcome(text, action, outcomes[position], position == len(history) - 1)]
-    lines += [*map(str.lower, page.text), *_products(page, history), *_options(page, history)]
+    lines += [*_marked(page, history), *_chosen(page, history)]
     listed = {asin for asin, _, _ in page.products} | {value for _, values in page.options for value in values}
     lines += ["Actions:", *(action for action in admissible if clicked(action) not in listed)]
     return "\n".join(lines)
@@ -119,16 +120,14 @@ def _selects(action: str, page: str) -> bool:
     return value not in (None, "search") and f"'{value}'" in page.lower()
 
 
-def _products(page: Page, history: Sequence[Turn]) -> list[str]:
-    opened = {clicked(action) for _, action in history}
-    marks = {asin: f" {_OPENED}" if asin in opened else "" for asin, _, _ in page.products}
-    return [f"{click(asin)} {title.lower()} {price}{marks[asin]}" for asin, title, price in page.products]
+def _marked(page: Page, history: Sequence[Turn]) -> list[str]:
+    """The page's lines, with a mark at products that were opened before."""
+    opened = {action for _, action in history} if page.kind == "results" else set()
+    return [f"{line} {_OPENED}" if line.rpartition(" ")[2] in opened else line for line in page_lines(page)]
 
 
-def _options(page: Page, history: Sequence[Turn]) -> list[str]:
-    """Option lines of an item page, and what was selected there since the item was opened."""
-    if not page.options:
-        return []
+def _chosen(page: Page, history: Sequence[Turn]) -> list[str]:
+    """What was selected on an item page since the item was opened, if anything."""
     name_of = {value: name for name, values in page.options for value in values}
     chosen: dict[str, str] = {}
     for _, action in reversed(history):
@@ -137,6 +136,5 @@ def _options(page: Page, history: Sequence[Turn]) -> list[str]:
             chosen.setdefault(name_of[value], value)
         elif value not in _STAYS_ON_ITEM:
             break
-    lines = [f"{name}: {' '.join(map(click, values))}" for name, values in page.options]
     values = [chosen[name] for name, _ in page.options if name in chosen]
-    return lines + ([f"Chosen: {', '.join(values)}"] if values else [])
+    return [f"Chosen: {', '.join(values)}"] if values else []
