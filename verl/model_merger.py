@@ -83,26 +83,15 @@ def read_shards(paths: Sequence[Path]) -> dict[str, Tensor]:
     Raises:
         UserError: a file is damaged, or the files do not fit together.
     """
-    states = [_load(path) for path in paths]
+    from verl.utils.checkpoint.checkpoint_manager import read_tensors
+
+    with _quiet_meshes():
+        states = [read_tensors(path, mmap=True) for path in paths]
     names = list(states[0])
     for path, state in zip(paths, states):
         if state.keys() != states[0].keys():
             raise UserError(f"{path} and {paths[0]} hold weights of different models; take the files of one run")
     return {name: _join(name, [state[name] for state in states], paths[0]) for name in names}
-
-
-def _load(path: Path) -> dict[str, Any]:
-    import pickle
-
-    import torch
-    import torch.distributed.tensor  # registers sharded tensors with the loader that runs no code
-
-    try:
-        with _quiet_meshes():
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read ({reason}); it is damaged or no model file of a checkpoint") from error
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from verl.trainer.ppo.batch_ops import add_to_last_reward
 from verl.trainer.ppo.columns import tensors_of
 from verl.trainer.ppo.dynamic_sampling import SHAPED_REWARDS
 from verl.trainer.ppo.recipes import TrainerContext, TrainerHook
-from verl.trainer.ppo.worker_groups import ACTOR_ROLLOUT
+from verl.trainer.ppo.worker_groups import ACTOR_ROLLOUT, CRITIC
 from verl.utils.errors import UserError
 from verl.utils.fs import require_dir
 
@@ -126,7 +126,8 @@ class TrajEvolveHook(TrainerHook):
         self._tally = _StepTally(step=-1)
         self._adapter: EnvAdapter | None = None
         self._group: Any = None
-        self._actor: Any = None
+        self._trained_groups: tuple[Any, ...] = ()
+        """Of the models that the trainer updates: the policy and, where there is one, the critic."""
 
     @classmethod
     def is_enabled(cls, config: PPOConfig) -> bool:
@@ -162,8 +163,9 @@ class TrajEvolveHook(TrainerHook):
     def init_workers(self, ctx: TrainerContext) -> None:
         self._adapter = get_adapter(ctx.train_envs.env_name, ctx.train_envs.data_dir)
         if self.uses_discriminator:
-            self._actor = ctx.worker_groups[ACTOR_ROLLOUT]
-            self._group = ctx.worker_groups[DISCRIMINATOR_ROLE]
+            groups = ctx.worker_groups
+            self._trained_groups = tuple(groups[role] for role in (ACTOR_ROLLOUT, CRITIC) if role in groups)
+            self._group = groups[DISCRIMINATOR_ROLE]
             self._group.init_model()
 
     # ---- one training step
@@ -315,7 +317,7 @@ class TrajEvolveHook(TrainerHook):
             logger.warning("none of %d successes could be labelled by replay: no update", len(trajectories))
             return
         before = self._agreement(self._score(labelled), labels)
-        with self._actor_in_host_memory():
+        with self._others_in_host_memory():
             seed = (self.config.env.seed, self.num_updates)
             result: Mapping[str, float] = self._group.update(labelled, labels, seed)[0]
         self.num_updates += 1
@@ -325,13 +327,13 @@ class TrajEvolveHook(TrainerHook):
         ctx.metrics.update({f"traj_evolve/{key}": value for key, value in result.items()})
 
     @contextmanager
-    def _actor_in_host_memory(self) -> Iterator[None]:
-        """The device holds no weight and no optimizer state of the actor inside the block."""
-        self._actor.release_device_memory()
-        try:
+    def _others_in_host_memory(self) -> Iterator[None]:
+        """The device holds no weight and no optimizer state of policy and critic inside the block."""
+        with ExitStack() as restores:
+            for group in self._trained_groups:
+                group.release_device_memory()
+                restores.callback(group.restore_device_memory)
             yield
-        finally:
-            self._actor.restore_device_memory()
 
     def _agreement(self, credits: Sequence[np.ndarray], labels: Sequence[Sequence[int]]) -> float:
         """Share of steps (last ones left out: necessary by construction) where the model's verdict is the label."""
@@ -354,7 +356,7 @@ class TrajEvolveHook(TrainerHook):
         if not self.uses_discriminator:
             return
         save_trajectories(path / _BUFFER_FILE, self.buffer)
-        with self._actor_in_host_memory():
+        with self._others_in_host_memory():
             self._group.save_checkpoint(str(path / _WEIGHTS_FOLDER), self.num_updates)
 
     def load(self, path: Path) -> None:
@@ -372,5 +374,5 @@ class TrajEvolveHook(TrainerHook):
             )
         self.buffer.clear()
         self.buffer.extend(loaded)
-        with self._actor_in_host_memory():
+        with self._others_in_host_memory():
             self._group.load_checkpoint(str(path / _WEIGHTS_FOLDER))

@@ -268,11 +268,14 @@ def trainable_names(model: nn.Module) -> set[str]:
 def iter_full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """``(name, unsharded detached weight)`` on every rank; a collective that must be consumed to the end.
 
-    FSDP2 and plain models yield one tensor at a time, and with nothing to gather the tensor shares the parameter's
-    memory. FSDP1 gathers the whole state first.
+    One tensor is unsharded at a time. With nothing to gather, FSDP2 and plain models yield tensors that share the
+    parameters' memory; FSDP1 without shards copies the whole state first.
     """
     if isinstance(model, FSDP):
-        yield from full_state_dict(model).items()
+        is_sharded = model.sharding_strategy is not ShardingStrategy.NO_SHARD
+        state: dict[str, Any] = get_model_state_dict(model) if is_sharded else full_state_dict(model)
+        for name, tensor in state.items():
+            yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         return
     reshard(model)
     for name, parameter in model.named_parameters():

@@ -101,10 +101,11 @@ def log_seqlen_unbalance(
 def rearrange_micro_batches(
     seqlen_list: Sequence[int], max_token_len: int, *, same_count_on_all_ranks: bool = True
 ) -> list[list[int]]:
-    """Row indices of each micro-batch so that none holds many more than ``max_token_len`` tokens.
+    """Row indices of each micro-batch: none holds more than ``max_token_len`` tokens, and all hold a similar number.
 
-    The number of micro-batches is ``min(rows, ceil(tokens / max_token_len))``, raised to the largest of all ranks:
-    every micro-batch is a round of collectives, so ranks must agree on the count.
+    As few as the rows fit into when they are laid one after the other, longest first, where there is room; one more
+    as long as equal shares of that many do not fit. All ranks take the largest count of any rank: every micro-batch is
+    a round of collectives.
 
     Raises:
         ValueError: a row alone is over the budget, or this rank has fewer rows than the agreed count.
@@ -112,10 +113,31 @@ def rearrange_micro_batches(
     longest = max(seqlen_list)
     if longest > max_token_len:
         raise ValueError(f"a row of {longest} tokens is over the budget of {max_token_len} tokens per micro-batch")
-    count = min(len(seqlen_list), ceildiv(sum(seqlen_list), max_token_len))
-    if same_count_on_all_ranks and dist.is_initialized():
-        count = all_reduce_max(count, torch.device("cpu"))
-    return get_seqlen_balanced_partitions(seqlen_list, count, equal_size=False)
+
+    def agreed(count: int) -> int:
+        together = same_count_on_all_ranks and dist.is_initialized()
+        return all_reduce_max(count, torch.device("cpu")) if together else count
+
+    count = agreed(_first_fit_count(seqlen_list, max_token_len))
+    while True:
+        parts = get_seqlen_balanced_partitions(seqlen_list, count, equal_size=False)
+        fits = max(sum(seqlen_list[index] for index in part) for part in parts) <= max_token_len
+        wanted = agreed(count if fits else count + 1)
+        if wanted == count:
+            return parts
+        count = wanted
+
+
+def _first_fit_count(lengths: Sequence[int], budget: int) -> int:
+    """Number of micro-batches when each row, longest first, goes to the first one with room for it."""
+    room: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        place = next((number for number, left in enumerate(room) if left >= length), None)
+        if place is None:
+            room.append(budget - length)
+        else:
+            room[place] -= length
+    return len(room)
 
 
 def get_reverse_idx(idx_map: Sequence[int] | Sequence[Sequence[int]]) -> list[int]:

@@ -221,6 +221,7 @@ def shard_model(
     if strategy == "fsdp" and mesh.size(-1) == 1 and partly_frozen:
         # FSDP1 with nothing to shard never turns the weights of a frozen unit back into parameters after a backward
         # pass, and fails in the next one. FSDP2 does the same job there.
+        logger.warning("strategy=fsdp: with one rank and frozen weights (LoRA) the model is sharded by fsdp2 instead")
         strategy = "fsdp2"
     if strategy == "fsdp":
         return apply_fsdp1(

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.helpers.tiny import make_tiny_model
 from tests.verl.workers.support import (
     RESPONSE_LENGTH,
     largest_difference,
@@ -137,6 +140,52 @@ def test_folders_that_cannot_be_restored_are_named(tiny_model_dir: Path, tmp_pat
     with pytest.raises(UserError, match="another number of ranks"):
         group.load_checkpoint(tmp_path)
     group.load_checkpoint(None)
+    assert largest_difference(weights_of(group.worker), before) == 0.0
+
+
+class _Payload:
+    """Unpickled, it would make a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("kind", ["model", "optim", "extra_state"])
+def test_damaged_files_are_named_and_nothing_in_them_runs(tiny_model_dir: Path, tmp_path: Path, kind: str) -> None:
+    group = make_group(worker_config(tiny_model_dir), "actor")
+    group.update_actor(training_batch(8, tiny_model_dir))
+    group.save_checkpoint(tmp_path, 1)
+    file = tmp_path / f"{kind}_world_size_1_rank_0.pt"
+    whole = file.read_bytes()
+    for broken in (b"", whole[: len(whole) // 2], b"not a checkpoint"):
+        file.write_bytes(broken)
+        with pytest.raises(UserError, match=rf"{file.name} cannot be read"):
+            group.load_checkpoint(tmp_path)
+    torch.save({"weight": _Payload(tmp_path / "made")}, file)
+    with pytest.raises(UserError, match=rf"{file.name} cannot be read"):
+        group.load_checkpoint(tmp_path)
+    assert not (tmp_path / "made").exists()
+    file.write_bytes(whole)
+    group.load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
+def test_a_checkpoint_of_another_model_is_refused(tiny_model_dir: Path, tmp_path: Path, strategy: str) -> None:
+    wider = make_tiny_model(tmp_path / "wider", intermediate_size=96)
+    deeper = make_tiny_model(tmp_path / "deeper", num_layers=3)
+    group = make_group(worker_config(tiny_model_dir, actor={"strategy": strategy}), "actor")
+    before = weights_of(group.worker)
+    for path, reason in (
+        (wider, r"\(64, 96\) there and \(64, 128\) here"),
+        (deeper, r"layers\.2\..* there and missing here"),
+    ):
+        other = make_group(worker_config(path, actor={"strategy": strategy}), "actor")
+        other.save_checkpoint(tmp_path / path.name / "actor", 1)
+        with pytest.raises(UserError, match=reason):
+            group.load_checkpoint(tmp_path / path.name / "actor")
     assert largest_difference(weights_of(group.worker), before) == 0.0
 
 

@@ -26,6 +26,7 @@ from tests.verl.workers.support import (
 from verl.protocol import DataProto
 from verl.single_controller.local import LocalWorkerGroup
 from verl.utils.errors import UserError
+from verl.utils.fsdp_utils import fsdp_version
 from verl.utils.lora import LoRASettings, merge_adapters
 from verl.workers.rollout.session import rollout_session
 
@@ -133,8 +134,21 @@ def test_a_restored_run_goes_on_bit_for_bit(tiny_model_dir: Path, tmp_path: Path
         group.update_actor(batches[1])
     assert largest_difference(weights_of(first.worker), weights_of(second.worker)) == 0.0
     other = make_group(worker_config(tiny_model_dir, model=LORA | {"target_modules": ("q_proj",)}), "actor")
-    with pytest.raises(UserError, match="other adapters"):
+    with pytest.raises(UserError, match=r"of another model .*lora_A.*model\.lora_rank"):
         other.load_checkpoint(tmp_path / "actor")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "adapters", "warns"), [("fsdp", True, True), ("fsdp", False, False), ("fsdp2", True, False)]
+)
+def test_another_strategy_than_the_asked_one_is_said(
+    tiny_model_dir: Path, caplog: pytest.LogCaptureFixture, strategy: str, adapters: bool, warns: bool
+) -> None:
+    config = worker_config(tiny_model_dir, actor={"strategy": strategy}, model=LORA if adapters else {})
+    group = make_group(config, "actor")
+    assert fsdp_version(group.worker.actor_model) == (1 if (strategy, adapters) == ("fsdp", False) else 2)
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any("strategy=fsdp:" in text and "fsdp2" in text for text in said) == warns
 
 
 def test_a_critic_with_adapters_trains_its_head_too(tiny_model_dir: Path, tmp_path: Path) -> None:

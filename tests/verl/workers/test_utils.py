@@ -94,11 +94,25 @@ def test_parts_cover_every_row_once(lengths: list[int], parts: int, equal_size: 
         assert {len(part) for part in partitions} == {len(lengths) // parts}
 
 
+@pytest.mark.parametrize(
+    ("lengths", "budget", "count"),
+    [([60] * 3, 100, 3), ([50] * 8, 100, 4), ([51] * 4, 100, 4), ([70, 30, 60, 40], 100, 2), ([5], 100, 1)],
+)
+def test_token_budgets_are_filled_and_never_exceeded(lengths: list[int], budget: int, count: int) -> None:
+    batches = rearrange_micro_batches(lengths, budget, same_count_on_all_ranks=False)
+    assert len(batches) == count
+    assert max(sum(lengths[index] for index in batch) for batch in batches) <= budget
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=40), st.integers(100, 400))
 def test_token_budget_micro_batches(lengths: list[int], budget: int) -> None:
     batches = rearrange_micro_batches(lengths, budget, same_count_on_all_ranks=False)
-    assert len(batches) == min(len(lengths), -(-sum(lengths) // budget))
+    fills = [sum(lengths[index] for index in batch) for batch in batches]
+    assert max(fills) <= budget
+    # Any two micro-batches of a first fit hold more than one budget together.
+    assert len(batches) <= max(1, 2 * sum(lengths) // budget + 1)
+    assert all(batches)
     order = [index for batch in batches for index in batch]
     assert [order[position] for position in get_reverse_idx(batches)] == list(range(len(lengths)))
     assert get_reverse_idx(order) == get_reverse_idx(batches)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import random
 import re
 from abc import ABC, abstractmethod
@@ -12,6 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed.tensor  # registers sharded tensors with the loader that runs no code
+
+from verl.utils.errors import UserError
 
 __all__ = [
     "TRACKER_FILE",
@@ -19,12 +23,29 @@ __all__ = [
     "complete_steps",
     "find_latest_ckpt_path",
     "get_checkpoint_tracker_filename",
+    "read_tensors",
 ]
 
 logger = logging.getLogger(__name__)
 
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 """Holds the number of the last complete checkpoint, beside the `global_step_N` folders."""
+
+
+def read_tensors(path: str | Path, *, mmap: bool = False) -> Any:
+    """What `torch.save` wrote: tensors (sharded ones too) on the CPU, in containers of plain values; runs no code.
+
+    Args:
+        mmap: leave the tensors in the file until they are used.
+
+    Raises:
+        UserError: the file is cut off, damaged, or holds something else.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except (RuntimeError, EOFError, pickle.UnpicklingError, OSError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{path} cannot be read ({reason}); it is damaged or no file of a checkpoint") from error
 
 
 class BaseCheckpointManager(ABC):
@@ -41,9 +62,11 @@ class BaseCheckpointManager(ABC):
     @staticmethod
     def get_rng_state() -> dict[str, Any]:
         """States of the process-wide generators: ``cpu, numpy, random`` and, with CUDA, ``cuda``."""
+        kind, keys, *position = np.random.get_state()
         state: dict[str, Any] = {
             "cpu": torch.get_rng_state(),
-            "numpy": np.random.get_state(),
+            # A tensor, because `read_tensors` takes no arrays.
+            "numpy": (kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *position),
             "random": random.getstate(),
         }
         if torch.cuda.is_available():
@@ -54,7 +77,8 @@ class BaseCheckpointManager(ABC):
     def load_rng_state(rng_state: dict[str, Any]) -> None:
         """Put back what `get_rng_state` returned; a CUDA state is left out where there is no CUDA."""
         torch.set_rng_state(rng_state["cpu"])
-        np.random.set_state(rng_state["numpy"])
+        kind, keys, *position = rng_state["numpy"]
+        np.random.set_state((kind, keys.numpy().astype(np.uint32), *position))
         random.setstate(rng_state["random"])
         if "cuda" in rng_state and torch.cuda.is_available():
             torch.cuda.set_rng_state(rng_state["cuda"])

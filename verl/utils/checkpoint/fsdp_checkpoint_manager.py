@@ -29,7 +29,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
+from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager, read_tensors
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_dir
 from verl.utils.fsdp_utils import full_state_dict, quiet_no_shard, reshard, trainable_names
@@ -201,7 +201,7 @@ class FSDPCheckpointManager(BaseCheckpointManager):
         """Restores model, optimizer, schedule and random states; what the contents leave out stays as it is.
 
         Raises:
-            UserError: a file of this rank is missing (another world size, or not a checkpoint folder).
+            UserError: a file of this rank is missing (another world size, or not a checkpoint folder) or damaged.
         """
         if local_path is None:
             return
@@ -246,17 +246,18 @@ class FSDPCheckpointManager(BaseCheckpointManager):
 
     def _load_model(self, folder: Path) -> None:
         state = self._read(folder, "model")
-        if self.lora is not None:
-            trained = trainable_names(self.model)
-            if set(state) != trained:
-                odd = sorted(trained.symmetric_difference(state))
+        own: dict[str, Any] = get_model_state_dict(self.model, options=StateDictOptions())
+        expected = own.keys() if self.lora is None else trainable_names(self.model)
+        for name in sorted(state.keys() | expected):
+            there = tuple(state[name].shape) if name in state else "missing"
+            here = tuple(own[name].shape) if name in expected else "missing"
+            if there != here:
                 raise UserError(
-                    f"checkpoint {folder} holds other adapters than this model ({odd[0]} is in only one of the two); "
-                    "resume with the same model.lora_rank and model.target_modules"
+                    f"checkpoint {folder} is of another model ({name} is {there} there and {here} here); resume with "
+                    "the model.path, model.lora_rank and model.target_modules that it was trained with"
                 )
-            # The frozen rest is the base model's, loaded already.
-            state = get_model_state_dict(self.model, options=_SHARDED) | state
-        set_model_state_dict(self.model, state, options=_SHARDED)
+        # With adapters the frozen rest is the base model's, loaded already.
+        set_model_state_dict(self.model, state if self.lora is None else own | state, options=_SHARDED)
 
     def _optimizer_state(self, optimizer: Optimizer) -> dict[str, Any] | None:
         # Asked for the state of an optimizer that has never stepped, torch fills it in with step counter 1, which
@@ -288,5 +289,4 @@ class FSDPCheckpointManager(BaseCheckpointManager):
                 f"checkpoint {folder} cannot be restored: {path.name} is missing ({reason}); resume with the same "
                 "number of ranks, or choose another folder with trainer.resume_from_path"
             )
-        # Shards are DTensors, which the restricted loader does not know; checkpoints are the user's own files.
-        return torch.load(path, map_location="cpu", weights_only=False)
+        return read_tensors(path)
