@@ -34,7 +34,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class TurnRecord:
-    """What one turn produced for its live seats; every list has one entry per entry of `seats`."""
+    """What the next turn of some live seats produced; every list has one entry per entry of `seats`."""
 
     seats: np.ndarray
     """(N,) seat numbers."""
@@ -61,11 +61,12 @@ def _objects(values: Sequence[Any]) -> np.ndarray:
 
 
 class EpisodeBuffer:
-    """Per-turn blocks of live rows; finished episodes cost nothing."""
+    """Blocks of live rows; finished episodes cost nothing. Seats need not take their turns together."""
 
     def __init__(self, seats: Sequence[Seat]) -> None:
         self.seats = list(seats)
         self._turns: list[TurnRecord] = []
+        self._numbers: list[np.ndarray] = []
         count = len(seats)
         self.rewards = np.zeros(count, dtype=np.float32)
         self.lengths = np.zeros(count, dtype=np.int64)
@@ -83,8 +84,9 @@ class EpisodeBuffer:
         )
 
     def add(self, turn: TurnRecord) -> None:
-        """Take one turn of the seats that were alive."""
+        """Take the next turn of seats that were alive."""
         self._turns.append(turn)
+        self._numbers.append(self.lengths[turn.seats])
         self.rewards[turn.seats] += turn.rewards
         self.lengths[turn.seats] += 1
         self.done[turn.seats] |= turn.dones
@@ -140,16 +142,23 @@ class EpisodeBuffer:
             meta_info: copied into the batch.
         """
         seats = np.concatenate([turn.seats for turn in self._turns])
-        turns = np.repeat(np.arange(len(self._turns)), [len(turn.seats) for turn in self._turns])
+        turns = np.concatenate(self._numbers)
         order = np.lexsort((turns, seats))
-        index = torch.from_numpy(order)
-        tensors = {
-            key: torch.cat([turn.tensors[key] for turn in self._turns]).index_select(0, index)
-            for key in self._turns[0].tensors
-        }
+        tensors = {key: self._joined(key, order) for key in self._turns[0].tensors}
         columns = self._columns(seats[order], turns[order], order)
         columns |= {key: _objects([float(values.mean())] * len(order)) for key, values in success.items()}
         return DataProto.from_dict(tensors=tensors, non_tensors=columns, meta_info=dict(meta_info))
+
+    def _joined(self, key: str, order: np.ndarray) -> torch.Tensor:
+        """One tensor column in row order, each block's rows copied once to where they belong."""
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        blocks = [turn.tensors[key] for turn in self._turns]
+        joined = blocks[0].new_empty((len(order), *blocks[0].shape[1:]))
+        ends = np.cumsum([len(block) for block in blocks])
+        for block, rows in zip(blocks, np.split(place, ends[:-1]), strict=True):
+            joined.index_copy_(0, torch.from_numpy(rows), block)
+        return joined
 
     def _columns(self, seats: np.ndarray, turns: np.ndarray, order: np.ndarray) -> dict[str, np.ndarray]:
         """Non-tensor columns in final row order; `seats`, `turns` are in that order too."""

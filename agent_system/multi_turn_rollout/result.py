@@ -15,7 +15,7 @@ __all__ = ["RolloutResult", "merge_results"]
 
 # Ratios, as opposed to counts and seconds. Those named are over turns, all others over episodes.
 _RATIOS = ("episode/", "rollout/occupancy/")
-_PER_ROW = ("episode/admissible_action_ratio", "episode/malformed_action_ratio", "rollout/occupancy/responses")
+_PER_ROW = ("episode/admissible_action_ratio", "episode/malformed_action_ratio")
 
 
 @dataclass(frozen=True)

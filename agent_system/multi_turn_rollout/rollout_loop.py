@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,10 +13,13 @@ import torch
 
 from agent_system.environments.base import EnvironmentManagerBase
 from agent_system.multi_turn_rollout.episode_buffer import EpisodeBuffer, Seat, TurnRecord
+from agent_system.multi_turn_rollout.report import RolloutTally, rollout_metrics
+from agent_system.multi_turn_rollout.result import RolloutResult, merge_results
+from agent_system.multi_turn_rollout.seats import TurnSeeds, make_seats
 from agent_system.multi_turn_rollout.settings import RolloutConfigLike, RolloutSettings, Sampling
 from agent_system.multi_turn_rollout.tokenize import EncodedTurn, PromptEncoder
-from agent_system.trajectory import Trajectory, task_key
-from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
+from agent_system.trajectory import Trajectory
+from verl.protocol import DataProto
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,14 +29,21 @@ __all__ = [
     "PlayedEpisodes",
     "RolloutResult",
     "TrajectoryCollector",
-    "make_seats",
-    "sampling_seed",
 ]
 
-logger = logging.getLogger(__name__)
+# With `rollout.mode=async`, a generate call returns as soon as this share of the rows under way have ended. Less means
+# more calls with smaller prefills, more means that rows wait longer for their environments (measured: 0.1 to 0.5 are
+# within 10 % of each other).
+_SHARE = 0.25
 
 # Columns of the engine's answer that become columns of the batch.
 _ENGINE_COLUMNS = ("prompts", "responses", "input_ids", "attention_mask", "position_ids", "rollout_log_probs")
+
+
+class PendingRows(Protocol):
+    """A generate call under way."""
+
+    def result(self) -> list[DataProto]: ...
 
 
 class ActorRolloutGroup(Protocol):
@@ -46,17 +52,8 @@ class ActorRolloutGroup(Protocol):
     @property
     def world_size(self) -> int: ...
 
-    def generate_sequences(self, data: DataProto) -> DataProto: ...
-
-
-@dataclass(frozen=True)
-class RolloutResult:
-    """One step's episodes."""
-
-    batch: DataProto
-    """One row per turn, ordered by episode, then turn."""
-    episodes: list[Trajectory]
-    metrics: dict[str, float]
+    def submit(self, method_name: str, data: list[DataProto]) -> PendingRows:
+        """Start `generate_some` (`verl.workers.rollout.BaseRollout`) without waiting for it, one record a rank."""
 
 
 @dataclass
@@ -71,40 +68,30 @@ class PlayedEpisodes:
 
 
 @dataclass
-class _Tally:
-    """Counters and seconds of one rollout."""
+class _Play:
+    """What all turns of one `play` share."""
 
-    counts: Counter[str] = field(default_factory=Counter)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def timer(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-
-def sampling_seed(seed: int, scope: str, task: str, member: int, turn: int) -> int:
-    """63-bit seed of one generate call of one row: the same wherever and in whatever batch the row is generated."""
-    text = f"{seed}|{scope}|{task}|{member}|{turn}"
-    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+    envs: EnvironmentManagerBase
+    actor_rollout_wg: ActorRolloutGroup
+    buffer: EpisodeBuffer
+    seeds: TurnSeeds
+    meta: dict[str, Any]
+    keep_rows: bool
+    tally: RolloutTally = field(default_factory=RolloutTally)
+    asked: dict[int, tuple[str, dict[str, Any]]] = field(default_factory=dict)
+    """Observation and info of the seats that have a prompt and no response yet."""
+    rank_of: dict[int, int] = field(default_factory=dict)
+    """Rank of the seats whose responses are being generated."""
 
 
-def make_seats(tasks: Sequence[Mapping[str, Any]], group_size: int, prefix: str) -> list[Seat]:
-    """`group_size` seats per task, group by group; uids `{prefix}-g{g}` and `{prefix}-g{g}-m{m}`.
+@dataclass(frozen=True)
+class _Answers:
+    """Responses of some seats; every entry of the others belongs to the same entry of `seats`."""
 
-    A task that occurs more than once gets members that count on, so that no two of its episodes share a seed.
-    """
-    seats = []
-    seen: Counter[str] = Counter()
-    for group, task in enumerate(tasks):
-        key = task_key(task)
-        for member in range(group_size):
-            uid = f"{prefix}-g{group}"
-            seats.append(Seat(dict(task), uid, f"{uid}-m{member}", seen[key] * group_size + member))
-        seen[key] += 1
-    return seats
+    seats: np.ndarray
+    output: DataProto
+    before: list[tuple[str, dict[str, Any]]]
+    """Observation and info that the response answers."""
 
 
 class TrajectoryCollector:
@@ -112,6 +99,10 @@ class TrajectoryCollector:
 
     Each turn, only the episodes that are still running are built into prompts, tokenised, generated and stepped. The
     weights of the engine are the caller's business: it opens one rollout session around the call.
+
+    With `rollout.mode=sync` all episodes take a turn together. With `async`, those whose responses are ready act while
+    the others are still generating, and join them again with their next prompts. What a row samples does not depend on
+    the rows beside it, so the episodes are the same.
     """
 
     def __init__(self, config: RolloutConfigLike, tokenizer: PreTrainedTokenizerBase, processor: None = None) -> None:
@@ -140,6 +131,7 @@ class TrajectoryCollector:
         step: int,
         num_tasks: int,
         group_size: int,
+        generation: int = 0,
         validate: bool = False,
         meta_info: Mapping[str, Any] | None = None,
         tasks: Sequence[Mapping[str, Any]] | None = None,
@@ -150,6 +142,8 @@ class TrajectoryCollector:
             step: training step; enters uids and sampling seeds.
             num_tasks: groups; their tasks are drawn from the manager's task order.
             group_size: members of a group, all of the same task.
+            generation: number of this generation batch within the step, from 0; the groups of the next one count on,
+                and its sampling seeds are others even where a task comes again.
             validate: sample with `val_kwargs`, uids start with v.
             meta_info: extra entries for the generate calls; wins over the sampling parameters of the config.
             tasks: play these instead of drawing (`num_tasks` of them).
@@ -161,10 +155,18 @@ class TrajectoryCollector:
         chosen = envs.draw_tasks(num_tasks) if tasks is None else list(tasks)
         if len(chosen) != num_tasks:
             raise ValueError(f"{len(chosen)} tasks given for num_tasks={num_tasks}")
-        seats = make_seats(chosen, group_size, f"{'v' if validate else 's'}{step}")
-        played = self.play(envs, actor_rollout_wg, seats, step=step, validate=validate, meta_info=meta_info)
+        prefix = f"{'v' if validate else 's'}{step}"
+        seats = make_seats(chosen, group_size, prefix, first_group=generation * num_tasks)
+        played = self.play(
+            envs, actor_rollout_wg, seats, step=step, generation=generation, validate=validate, meta_info=meta_info
+        )
         batch = played.buffer.to_batch(played.success, {})
-        return RolloutResult(batch, played.episodes, played.metrics)
+        return RolloutResult(batch, played.episodes, played.metrics, played.success)
+
+    @staticmethod
+    def merge(parts: Sequence[RolloutResult], uids: Collection[str]) -> RolloutResult:
+        """The groups `uids` of several generation batches, see `merge_results`."""
+        return merge_results(parts, uids)
 
     def play(
         self,
@@ -173,6 +175,7 @@ class TrajectoryCollector:
         seats: Sequence[Seat],
         *,
         step: int,
+        generation: int = 0,
         validate: bool = False,
         meta_info: Mapping[str, Any] | None = None,
         keep_rows: bool = True,
@@ -186,47 +189,24 @@ class TrajectoryCollector:
             raise ValueError(
                 f"{len(seats)} episodes for {envs.num_slots} environment slots; 1 to all slots can be used"
             )
-        tally = _Tally()
-        buffer = EpisodeBuffer(seats)
         sampling = self.settings.val_sampling if validate else self.settings.train_sampling
         # Validation must not depend on when it runs: the same weights give the same episodes.
-        scope = "validation" if validate else f"step{step}"
-        seeds = _TurnSeeds(self.settings.seed, scope, seats)
+        scope = "validation" if validate else f"step{step}" + (f".{generation}" if generation else "")
         meta = self._meta(sampling, validate, meta_info)
-
-        with tally.timer("env"):
+        seeds = TurnSeeds(self.settings.seed, scope, seats)
+        play = _Play(envs, actor_rollout_wg, EpisodeBuffer(seats), seeds, meta, keep_rows)
+        with play.tally.timer("env"):
             obs, infos = envs.reset({"tasks": [seat.task for seat in seats]})
-        live = np.arange(len(seats))
-        for turn in range(self.settings.max_steps):
-            with tally.timer("tokenize"):
-                encoded = self._encode(envs, obs["text"], live, tally)
-            with tally.timer("generate"):
-                output = self._generate(actor_rollout_wg, encoded, seeds.of(live, turn), meta)
-            with tally.timer("tokenize"):
-                texts = self._decode(output)
-            with tally.timer("env"):
-                next_obs, rewards, dones, next_infos = envs.step(texts, live.tolist())
-            buffer.add(
-                TurnRecord(
-                    seats=live,
-                    tensors=_engine_columns(output) if keep_rows else {},
-                    observations=obs["anchor"],
-                    admissible=[info["admissible_actions"] for info in infos],
-                    state_keys=[info["state_key"] for info in infos],
-                    responses=texts,
-                    rewards=rewards,
-                    dones=dones,
-                    infos=next_infos,
-                    next_observations=next_obs["anchor"],
-                )
-            )
-            running = np.flatnonzero(~dones)
-            live = live[running]
-            if not live.size:
-                break
-            obs = {key: None if values is None else [values[i] for i in running] for key, values in next_obs.items()}
-            infos = [next_infos[i] for i in running]
-        return self._finish(envs, buffer, sampling, step, tally)
+        prompts = self._ask(play, np.arange(len(seats)), obs, infos)
+        answers: _Answers | None = None
+        while play.asked or answers is not None:
+            call = self._submit(play, prompts) if play.asked else None
+            if self.settings.overlap:
+                prompts = self._act(play, answers)
+                answers = self._collect(play, call)
+            else:
+                prompts = self._act(play, self._collect(play, call))
+        return self._finish(play, sampling, step)
 
     # ---- one turn
 
@@ -236,44 +216,109 @@ class TrajectoryCollector:
             "validate": validate,
             "eos_token_id": self._tokenizer.eos_token_id,
             "pad_token_id": self._tokenizer.pad_token_id,
+            "share": _SHARE if self.settings.overlap else 1.0,
             **(extra or {}),
         }
 
-    def _encode(
-        self, envs: EnvironmentManagerBase, messages: Sequence[str], live: np.ndarray, tally: _Tally
-    ) -> EncodedTurn:
+    def _ask(
+        self, play: _Play, seats: np.ndarray, obs: Mapping[str, Any], infos: Sequence[dict[str, Any]]
+    ) -> DataProto:
+        """The prompts of `seats`, which may be none."""
+        if not len(seats):
+            width = self.settings.max_prompt_length
+            none = torch.zeros(0, dtype=torch.int64)
+            ids = mask = none.reshape(0, width)
+        else:
+            with play.tally.timer("tokenize"):
+                encoded = self._encode(play, obs["text"], seats)
+            ids, mask = encoded.input_ids, encoded.attention_mask
+        play.asked.update(zip(seats.tolist(), zip(obs["anchor"], infos)))
+        return DataProto.from_dict(
+            tensors={
+                "row": torch.from_numpy(seats),
+                "input_ids": ids,
+                "attention_mask": mask,
+                "sampling_seed": play.seeds.of(seats, play.buffer.lengths[seats]),
+            },
+            meta_info=dict(play.meta),
+        )
+
+    def _submit(self, play: _Play, prompts: DataProto) -> PendingRows:
+        """Hand prompts to the ranks that have the fewest rows under way; all of them go on with what they have."""
+        seats = prompts.batch["row"].tolist()  # type: ignore[index]
+        ranks = play.actor_rollout_wg.world_size
+        load = Counter(play.rank_of.values())
+        counts = [0] * ranks
+        for _ in seats:
+            counts[min(range(ranks), key=lambda rank: load[rank] + counts[rank])] += 1
+        ends = np.cumsum(counts).tolist()
+        # Neighbours stay together: the common first prompt of a group is computed once for each rank.
+        parts = [prompts[end - count : end] for end, count in zip(ends, counts)]
+        play.rank_of.update(zip(seats, np.repeat(np.arange(ranks), counts).tolist()))
+        with play.tally.timer("generate"):
+            return play.actor_rollout_wg.submit("generate_some", parts)
+
+    def _collect(self, play: _Play, call: PendingRows | None) -> _Answers | None:
+        """Wait for the call's responses."""
+        if call is None:
+            return None
+        with play.tally.timer("generate"):
+            parts = call.result()
+        output = DataProto.concat(parts)
+        assert output.batch is not None and len(output), "the engine gave no response although prompts are under way"
+        output = output[output.batch["row"].argsort()]
+        seats = output.batch["row"].numpy()
+        play.tally.add_generation(play.buffer.lengths[seats], parts[0].meta_info["generate_s"])
+        for seat in seats.tolist():
+            del play.rank_of[seat]
+        return _Answers(seats, output, [play.asked.pop(seat) for seat in seats.tolist()])
+
+    def _act(self, play: _Play, answers: _Answers | None) -> DataProto:
+        """Do what the responses say; the prompts of those that go on."""
+        if answers is None:
+            return self._ask(play, np.zeros(0, dtype=np.int64), {"text": [], "anchor": []}, [])
+        with play.tally.timer("tokenize"):
+            texts = self._decode(play, answers.output)
+        with play.tally.timer("env"):
+            obs, rewards, dones, infos = play.envs.step(texts, answers.seats.tolist())
+        play.buffer.add(
+            TurnRecord(
+                seats=answers.seats,
+                tensors=_engine_columns(answers.output) if play.keep_rows else {},
+                observations=[anchor for anchor, _ in answers.before],
+                admissible=[info["admissible_actions"] for _, info in answers.before],
+                state_keys=[info["state_key"] for _, info in answers.before],
+                responses=texts,
+                rewards=rewards,
+                dones=dones,
+                infos=infos,
+                next_observations=obs["anchor"],
+            )
+        )
+        going_on = np.flatnonzero(~dones & (play.buffer.lengths[answers.seats] < self.settings.max_steps))
+        following = {key: [obs[key][row] for row in going_on] for key in ("text", "anchor")}
+        return self._ask(play, answers.seats[going_on], following, [infos[row] for row in going_on])
+
+    def _encode(self, play: _Play, messages: Sequence[str], live: np.ndarray) -> EncodedTurn:
         slots = live.tolist()
 
         def shorten(rows: Sequence[int], turns: Sequence[int]) -> list[str]:
-            return [envs.build_text_obs([slots[row]], kept)[0] for row, kept in zip(rows, turns)]
+            return [play.envs.build_text_obs([slots[row]], kept)[0] for row, kept in zip(rows, turns)]
 
-        encoded = self._encoder.encode(messages, [envs.history_shown(slot) for slot in slots], shorten)
-        tally.counts["prompts_shortened"] += encoded.num_shortened
-        tally.counts["history_turns_dropped"] += encoded.num_dropped_turns
-        tally.counts["prompts_truncated"] += encoded.num_truncated
+        encoded = self._encoder.encode(messages, [play.envs.history_shown(slot) for slot in slots], shorten)
+        play.tally.counts["prompts_shortened"] += encoded.num_shortened
+        play.tally.counts["history_turns_dropped"] += encoded.num_dropped_turns
+        play.tally.counts["prompts_truncated"] += encoded.num_truncated
         return encoded
 
-    @staticmethod
-    def _generate(
-        actor_rollout_wg: ActorRolloutGroup, encoded: EncodedTurn, seeds: torch.Tensor, meta: Mapping[str, Any]
-    ) -> DataProto:
-        request = DataProto.from_dict(
-            tensors={
-                "input_ids": encoded.input_ids,
-                "attention_mask": encoded.attention_mask,
-                "position_ids": encoded.position_ids,
-                "sampling_seed": seeds,
-            },
-            meta_info=dict(meta),
-        )
-        padded, pad_size = pad_dataproto_to_divisor(request, actor_rollout_wg.world_size)
-        return unpad_dataproto(actor_rollout_wg.generate_sequences(padded), pad_size)
-
-    def _decode(self, output: DataProto) -> list[str]:
+    def _decode(self, play: _Play, output: DataProto) -> list[str]:
         """Sampled text without special tokens; padding is cut off by the mask, whatever the pad token is."""
         columns = _engine_columns(output)
         responses = columns["responses"]
         lengths = columns["attention_mask"][:, -responses.shape[1] :].sum(dim=1).tolist()
+        play.tally.counts["num_tokens"] += sum(lengths)
+        if output.batch is not None and "close_draws" in output.batch:
+            play.tally.counts["close_draws"] += int(output.batch["close_draws"].sum())
         ids = [row[:length] for row, length in zip(responses.tolist(), lengths)]
         texts: list[str] = self._tokenizer.batch_decode(
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -282,10 +327,9 @@ class TrajectoryCollector:
 
     # ---- after the last turn
 
-    def _finish(
-        self, envs: EnvironmentManagerBase, buffer: EpisodeBuffer, sampling: Sampling, step: int, tally: _Tally
-    ) -> PlayedEpisodes:
-        success = envs.success_evaluator(
+    def _finish(self, play: _Play, sampling: Sampling, step: int) -> PlayedEpisodes:
+        buffer = play.buffer
+        success = play.envs.success_evaluator(
             total_infos=buffer.infos,
             total_batch_list=[[{"active_masks": True}] * len(infos) for infos in buffer.infos],
             episode_rewards=buffer.rewards,
@@ -302,41 +346,9 @@ class TrajectoryCollector:
             "seed": self.settings.seed,
             "step": step,
         }
-        episodes = buffer.trajectories(envs.env_name, policy)
-        return PlayedEpisodes(buffer, episodes, success, self._metrics(buffer, success, tally))
-
-    @staticmethod
-    def _metrics(buffer: EpisodeBuffer, success: Mapping[str, np.ndarray], tally: _Tally) -> dict[str, float]:
-        infos = [info for episode in buffer.infos for info in episode]
-        rows = len(infos)
-        metrics: dict[str, float] = {
-            "rollout/num_episodes": float(len(buffer.seats)),
-            "rollout/num_rows": float(rows),
-            "rollout/num_turns": float(buffer.lengths.max()),
-            "episode/truncated_ratio": float(1.0 - buffer.done.mean()),
-            "episode/admissible_action_ratio": sum(info["is_admissible"] for info in infos) / rows,
-            "episode/malformed_action_ratio": sum(info["is_malformed"] for info in infos) / rows,
-        }
-        metrics |= {f"episode/{key}": float(values.mean()) for key, values in success.items()}
-        for name in ("prompts_shortened", "history_turns_dropped", "prompts_truncated"):
-            metrics[f"rollout/{name}"] = float(tally.counts[name])
-        metrics |= {f"timing_s/rollout_{name}": seconds for name, seconds in tally.seconds.items()}
-        return metrics
-
-
-class _TurnSeeds:
-    """Sampling seeds of the live seats of a turn."""
-
-    def __init__(self, seed: int, scope: str, seats: Sequence[Seat]) -> None:
-        self._seed = seed
-        self._scope = scope
-        self._keys = [(task_key(seat.task), seat.member) for seat in seats]
-
-    def of(self, live: np.ndarray, turn: int) -> torch.Tensor:
-        """(N,) int64."""
-        keys = [self._keys[seat] for seat in live.tolist()]
-        seeds = [sampling_seed(self._seed, self._scope, task, member, turn) for task, member in keys]
-        return torch.tensor(seeds, dtype=torch.int64)
+        episodes = buffer.trajectories(play.envs.env_name, policy)
+        metrics = rollout_metrics(buffer, success, play.tally, self.settings.max_steps)
+        return PlayedEpisodes(buffer, episodes, success, metrics)
 
 
 def _engine_columns(output: DataProto) -> dict[str, torch.Tensor]:

@@ -30,6 +30,8 @@ class _ValSection(_SamplingSection, Protocol):
 
 class _EngineSection(_SamplingSection, Protocol):
     @property
+    def mode(self) -> str: ...
+    @property
     def val_kwargs(self) -> _ValSection: ...
     @property
     def seed(self) -> int | None: ...
@@ -112,6 +114,8 @@ class RolloutSettings:
     val_sampling: Sampling = field(default_factory=Sampling)
     val_n: int = 1
     """Episodes per validation task."""
+    overlap: bool = False
+    """`rollout.mode=async`: environments step while other rows generate."""
 
     @classmethod
     def from_config(cls, config: RolloutConfigLike) -> RolloutSettings:
@@ -127,4 +131,5 @@ class RolloutSettings:
             train_sampling=Sampling.of(engine),
             val_sampling=Sampling.of(engine.val_kwargs),
             val_n=engine.val_kwargs.n,
+            overlap=engine.mode == "async",
         )

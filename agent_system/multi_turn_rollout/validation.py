@@ -16,14 +16,15 @@ import numpy as np
 
 from agent_system.environments.base import EnvironmentManagerBase
 from agent_system.multi_turn_rollout.episode_buffer import DATA_SOURCE
-from agent_system.multi_turn_rollout.rollout_loop import ActorRolloutGroup, TrajectoryCollector, make_seats
+from agent_system.multi_turn_rollout.rollout_loop import ActorRolloutGroup, TrajectoryCollector
+from agent_system.multi_turn_rollout.seats import make_seats
 from agent_system.multi_turn_rollout.statistics import bootstrap_mean, wilson_interval
 from agent_system.trajectory import Trajectory, save_trajectories, task_key
 from verl.utils.dataset.parquet import count_rows
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_write
 
-__all__ = ["ValidationResult", "Validator", "panel_tasks"]
+__all__ = ["ValidationResult", "Validator", "panel_tasks", "success_by_task_type", "success_summary"]
 
 logger = logging.getLogger(__name__)
 
@@ -174,9 +175,6 @@ class Validator:
         step: int,
     ) -> dict[str, Any]:
         settings = self._collector.settings
-        by_type: dict[str, list[Trajectory]] = defaultdict(list)
-        for episode in episodes:
-            by_type[str(episode.task.get("task_type", ""))].append(episode)
         return {
             "schema_version": RESULT_VERSION,
             "step": step,
@@ -193,8 +191,8 @@ class Validator:
             "sampling": settings.val_sampling.as_dict(),
             "model": settings.model,
             "versions": _versions(),
-            "success": _summary(episodes),
-            "success_by_task_type": {name: _summary(by_type[name]) for name in sorted(by_type)},
+            "success": success_summary(episodes),
+            "success_by_task_type": success_by_task_type(episodes),
             "success_keys": {key: float(values.mean()) for key, values in sorted(success.items())},
             "episodes": [_episode_line(episode) for episode in episodes],
         }
@@ -209,8 +207,11 @@ def _panel_hash(tasks: Sequence[Mapping[str, Any]]) -> str:
     return task_key({"tasks": [task_key(task) for task in tasks]})
 
 
-def _summary(episodes: Sequence[Trajectory]) -> dict[str, Any]:
-    """Success of some episodes: mean, both 95 % intervals (bootstrap over tasks; Wilson over episodes), lengths."""
+def success_summary(episodes: Sequence[Trajectory]) -> dict[str, Any]:
+    """Success of some episodes: mean, both 95 % intervals (bootstrap over tasks; Wilson over episodes), lengths.
+
+    JSON types; at least one episode.
+    """
     won = [float(episode.success) for episode in episodes]
     lengths = [len(episode.steps) for episode in episodes if episode.success]
     return {
@@ -221,6 +222,14 @@ def _summary(episodes: Sequence[Trajectory]) -> dict[str, Any]:
         "mean_steps": float(np.mean([len(episode.steps) for episode in episodes])),
         "steps_per_success": float(np.mean(lengths)) if lengths else None,
     }
+
+
+def success_by_task_type(episodes: Sequence[Trajectory]) -> dict[str, dict[str, Any]]:
+    """`success_summary` of every task type, sorted by its name."""
+    by_type: dict[str, list[Trajectory]] = defaultdict(list)
+    for episode in episodes:
+        by_type[str(episode.task.get("task_type", ""))].append(episode)
+    return {name: success_summary(by_type[name]) for name in sorted(by_type)}
 
 
 def _episode_line(episode: Trajectory) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from agent_system.environments import EnvironmentManagerBase
 from agent_system.multi_turn_rollout.episode_buffer import EpisodeBuffer, Seat, TurnRecord
-from agent_system.multi_turn_rollout.rollout_loop import make_seats, sampling_seed
+from agent_system.multi_turn_rollout.seats import make_seats, sampling_seed
 from agent_system.trajectory import Trajectory, task_key
 from examples.prompt_agent.answers import ODDITIES, Answer
 from examples.prompt_agent.client import ChatClient, backoff_generator
@@ -112,7 +112,6 @@ async def play_episode(manager: EnvironmentManagerBase, seat: Seat, client: Chat
         next_obs, rewards, dones, next_infos = manager.step([answer.text])
         buffer.add(
             TurnRecord(
-                turn=turn,
                 seats=np.zeros(1, dtype=np.int64),
                 tensors={},
                 observations=obs["anchor"],

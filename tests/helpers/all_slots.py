@@ -14,7 +14,8 @@ import torch
 
 from agent_system.environments.base import EnvironmentManagerBase
 from agent_system.multi_turn_rollout.episode_buffer import Seat
-from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector, sampling_seed
+from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from agent_system.multi_turn_rollout.seats import sampling_seed
 from agent_system.multi_turn_rollout.tokenize import PromptEncoder
 from agent_system.trajectory import task_key
 from verl.protocol import DataProto

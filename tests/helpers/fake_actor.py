@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,34 +19,51 @@ Policy = Callable[[str, int], str]
 class Answer:
     """A generate call that was answered when it was made; `fetched` says whether anybody has taken the answer."""
 
-    rows: DataProto
+    parts: list[DataProto]
     fetched: bool = False
 
-    def result(self) -> DataProto:
+    def result(self) -> list[DataProto]:
         self.fetched = True
-        return self.rows
+        return self.parts
 
 
 class FakeActorGroup:
-    """Has `world_size` and `submit` like a real group; keeps what it was asked in `requests`, with `answers`."""
+    """Has `world_size` and `submit` like a real group; keeps what it was asked in `requests`, with `answers`.
+
+    As a real engine, each rank returns a part of its rows when not all are waited for: the shortest responses first.
+    """
 
     def __init__(self, tokenizer: Any, policy: Policy, *, response_length: int = 48, world_size: int = 1) -> None:
         self.world_size = world_size
         self.requests: list[DataProto] = []
+        """Of every call the new rows, of all ranks."""
         self.answers: list[Answer] = []
         self.sampled: list[list[int]] = []
+        self._under_way: list[dict[int, DataProto]] = [{} for _ in range(world_size)]
         self._tokenizer = tokenizer
         self._policy = policy
         self._length = response_length
 
-    def submit(self, method_name: str, data: DataProto) -> Answer:
-        assert method_name == "generate_sequences"
-        self.answers.append(Answer(self.generate_sequences(data)))
+    def submit(self, method_name: str, parts: list[DataProto]) -> Answer:
+        assert method_name == "generate_some" and len(parts) == self.world_size
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1 or parts[0].meta_info["share"] < 1
+        self.requests.append(DataProto.concat(parts))
+        self.answers.append(Answer([self.generate_some(part, rank) for rank, part in enumerate(parts)]))
         return self.answers[-1]
 
+    def generate_some(self, data: DataProto, rank: int = 0) -> DataProto:
+        answered = self.generate_sequences(data)
+        answered.batch["row"] = data.batch["row"]
+        rows = self._under_way[rank]
+        rows.update((key, answered[number : number + 1]) for number, key in enumerate(data.batch["row"].tolist()))
+
+        def length(key: int) -> tuple[int, int]:
+            return int(rows[key].batch["attention_mask"].sum()), key
+
+        ended = sorted(rows, key=length)[: math.ceil(data.meta_info["share"] * len(rows))]
+        return DataProto.concat([rows.pop(key) for key in ended]) if ended else answered[:0]
+
     def generate_sequences(self, data: DataProto) -> DataProto:
-        assert len(data) % self.world_size == 0, f"{len(data)} rows do not split over {self.world_size} ranks"
-        self.requests.append(data)
         prompts, mask = data.batch["input_ids"], data.batch["attention_mask"]
         texts = [
             self._tokenizer.decode(ids[keep.bool()], skip_special_tokens=False) for ids, keep in zip(prompts, mask)

@@ -329,7 +329,10 @@ A = "actor_rollout_ref.actor"
         (["algorithm.use_pf_ppo=True", "algorithm.adv_estimator=grpo"], "use_pf_ppo"),
         (["algorithm.adv_estimator=remax"], "adv_estimator=rloo"),
         (["algorithm.adv_estimator=grpo_passk"], "env.rollout.n to 2 or more"),
-        (["algorithm.gigpo.enable_similarity=True", "algorithm.gigpo.similarity_thresh=1.0"], "enable_similarity=False"),
+        (
+            ["algorithm.gigpo.enable_similarity=True", "algorithm.gigpo.similarity_thresh=1.0"],
+            "enable_similarity=False",
+        ),
         (["data.custom_cls.path=x.py"], "custom_cls"),
         (["data.use_shm=True"], "data.use_shm=False"),
         (["data.seed=5"], "set env.seed=5"),

@@ -1,75 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker roles over FSDP: the policy with its rollout engine, and the frozen reference policy."""
+"""Worker roles over FSDP: the policy with its rollout engine, the frozen reference policy; the critic by name."""
 
 from __future__ import annotations
 
-import logging
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+import time
+from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
-from transformers import AutoModelForCausalLM
 
 from verl.protocol import DataProto
-from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.trainer.config.model_sections import FSDPConfig
 from verl.trainer.config.worker_sections import ActorRolloutRefConfig
-from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager, save_hf_model
-from verl.utils.device import resolve_device
-from verl.utils.distributed import initialize_process_group
-from verl.utils.errors import UserError
+from verl.utils.absent import absent_name
+from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+from verl.utils.flops_counter import FlopsCounter
 from verl.utils.fs import copy_to_local
-from verl.utils.fsdp_utils import (
-    create_device_mesh,
-    get_sharding_strategy,
-    iter_full_parameters,
-    load_fsdp_model_to_gpu,
-    load_fsdp_optimizer,
-    offload_fsdp_model_to_cpu,
-    offload_fsdp_optimizer,
-)
+from verl.utils.fsdp_utils import create_device_mesh, get_sharding_strategy, iter_full_parameters
 from verl.utils.import_utils import import_external_libs
+from verl.utils.lora import LoRASettings, adapters_off, merge_adapters
 from verl.utils.model import collect_eos_token_ids, get_generation_config
 from verl.utils.tokenizer import hf_tokenizer
+from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.actor.dp_actor import DataParallelPPOActor
-from verl.workers.actor.forward import MicroBatching
+from verl.workers.batching import MicroBatching
+from verl.workers.critic_worker import CriticWorker
 from verl.workers.model_builder import (
     build_lr_scheduler,
     build_model,
     build_optimizer,
-    load_config,
     resolve_precision,
-    to_dtype,
 )
-from verl.workers.rollout.base import BaseRollout
-from verl.workers.rollout.hf_rollout import HFRollout
+from verl.workers.model_worker import ModelMemory, ModelWorker
+from verl.workers.rollout.base import BaseRollout, EngineSpec
+from verl.workers.rollout.engines import load_engine
+from verl.workers.rollout.probe import PolicyProbe, probe_tolerance
 
-__all__ = ["ActorRolloutRefWorker", "create_device_mesh", "get_sharding_strategy"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["ActorRolloutRefWorker", "CriticWorker", "create_device_mesh", "get_sharding_strategy"]
 
 _ROLES = ("actor", "actor_rollout", "actor_rollout_ref", "ref")
-_GIB = 1024.0**3
 
 
-def _micro_batching(
-    *, per_rank: int | None, over_all_ranks: int | None, dynamic: bool, max_tokens: int, world_size: int
-) -> MicroBatching:
-    """Micro-batch size of one rank; the old global form is divided by the number of ranks."""
-    if dynamic:
-        return MicroBatching(max_tokens=max_tokens)
-    if per_rank is None and over_all_ranks is not None:
-        per_rank = max(1, over_all_ranks // world_size)
-    return MicroBatching(rows=per_rank)
-
-
-class ActorRolloutRefWorker(Worker):
+class ActorRolloutRefWorker(ModelWorker):
     """One rank of the policy (``actor``), with its engine (``actor_rollout``), or of the reference policy (``ref``).
 
     Args:
@@ -79,13 +52,12 @@ class ActorRolloutRefWorker(Worker):
     """
 
     def __init__(self, config: ActorRolloutRefConfig, role: str, device: str = "cuda") -> None:
-        super().__init__()
+        super().__init__(device)
         if role not in _ROLES:
             raise ValueError(f"role {role!r} is unknown (known: {', '.join(_ROLES)})")
         self.config = config
         self.role = role
-        self.device = resolve_device(device)
-        initialize_process_group(self.device)
+        self.lora = LoRASettings.of(config.model.lora_rank, config.model.lora_alpha, config.model.target_modules)
         self.has_actor = role != "ref"
         self.has_rollout = "rollout" in role
         self.has_ref = role.endswith("ref")
@@ -112,7 +84,7 @@ class ActorRolloutRefWorker(Worker):
         if self.has_ref:
             self._init_ref(path)
         if self.has_actor:
-            self._init_checkpoints()
+            self._init_checkpoints(path)
 
     def _build_policy(self, path: str, fsdp_config: FSDPConfig, *, trainable: bool, cpu_offload: bool) -> nn.Module:
         model_config = self.config.model
@@ -125,6 +97,9 @@ class ActorRolloutRefWorker(Worker):
             override_config=model_config.override_config,
             enable_gradient_checkpointing=model_config.enable_gradient_checkpointing,
             trust_remote_code=model_config.trust_remote_code,
+            use_remove_padding=model_config.use_remove_padding,
+            use_liger=model_config.use_liger,
+            lora=self.lora,
             cpu_offload=cpu_offload,
         )
 
@@ -137,33 +112,35 @@ class ActorRolloutRefWorker(Worker):
         self.optimizer: Optimizer = build_optimizer(
             self.actor_model, lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay
         )
-        self.lr_scheduler: LambdaLR = build_lr_scheduler(self.optimizer, optim)
+        self.lr_scheduler = build_lr_scheduler(self.optimizer, optim)
         self.actor = DataParallelPPOActor(
             actor,
             self.actor_model,
             self.optimizer,
             device=self.device,
             use_remove_padding=self.config.model.use_remove_padding,
-            score_batching=_micro_batching(
-                per_rank=rollout.log_prob_micro_batch_size_per_gpu,
-                over_all_ranks=rollout.log_prob_micro_batch_size,
-                dynamic=rollout.log_prob_use_dynamic_bsz,
-                max_tokens=rollout.log_prob_max_token_len_per_gpu,
-                world_size=self.world_size,
+            score_batching=MicroBatching.of(
+                rollout.log_prob_micro_batch_size_per_gpu,
+                rollout.log_prob_use_dynamic_bsz,
+                rollout.log_prob_max_token_len_per_gpu,
             ),
-            update_batching=_micro_batching(
-                per_rank=actor.ppo_micro_batch_size_per_gpu,
-                over_all_ranks=actor.ppo_micro_batch_size,
-                dynamic=actor.use_dynamic_bsz,
-                max_tokens=actor.ppo_max_token_len_per_gpu,
-                world_size=self.world_size,
+            update_batching=MicroBatching.of(
+                actor.ppo_micro_batch_size_per_gpu, actor.use_dynamic_bsz, actor.ppo_max_token_len_per_gpu
             ),
         )
-        self._offload(optimizer=True)
+        self.memory = ModelMemory(self.actor_model, self.optimizer, actor.fsdp_config, self.device)
+        self.flops = FlopsCounter(self.actor_model.config, frozen=self.lora is not None)  # type: ignore[arg-type]
+        self.memory.rest()
+
+    @property
+    def _reference_batching(self) -> MicroBatching:
+        ref = self.config.ref
+        return MicroBatching.of(
+            ref.log_prob_micro_batch_size_per_gpu, ref.log_prob_use_dynamic_bsz, ref.log_prob_max_token_len_per_gpu
+        )
 
     def _init_ref(self, path: str) -> None:
-        ref = self.config.ref
-        fsdp_config = ref.fsdp_config
+        fsdp_config = self.config.ref.fsdp_config
         self.ref_model = self._build_policy(
             path,
             fsdp_config,
@@ -175,48 +152,38 @@ class ActorRolloutRefWorker(Worker):
             self.ref_model,
             device=self.device,
             use_remove_padding=self.config.model.use_remove_padding,
-            score_batching=_micro_batching(
-                per_rank=ref.log_prob_micro_batch_size_per_gpu,
-                over_all_ranks=ref.log_prob_micro_batch_size,
-                dynamic=ref.log_prob_use_dynamic_bsz,
-                max_tokens=ref.log_prob_max_token_len_per_gpu,
-                world_size=self.world_size,
-            ),
+            score_batching=self._reference_batching,
         )
 
     def _build_rollout(self, path: str) -> BaseRollout:
         rollout, model_config, fsdp_config = self.config.rollout, self.config.model, self.config.actor.fsdp_config
-        if rollout.name != "hf":
-            raise UserError(
-                f"actor_rollout_ref.rollout.name={rollout.name} is not available in this version; set it to hf"
-            )
         # Half precision on a CPU is slower, and its sampling would drift from the float32 policy that is trained.
         on_cpu = self.device.type == "cpu"
-        dtype = resolve_precision(fsdp_config, self.device).model if on_cpu else to_dtype(rollout.dtype)
-        config = load_config(
-            path, override_config=model_config.override_config, trust_remote_code=model_config.trust_remote_code
-        )
-        # The initial weights are never used, and drawing them must not move the process-wide generators.
-        devices = [] if on_cpu else [self.device]
-        with torch.random.fork_rng(devices=devices), self.device:
-            module = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, trust_remote_code=model_config.trust_remote_code
-            )
-        engine = HFRollout(
-            module,
-            rollout,
+        precision = resolve_precision(fsdp_config, self.device)
+        spec = EngineSpec(
+            config=rollout,
+            model_path=path,
+            device=self.device,
+            dtype=precision.model if on_cpu else PrecisionType.to_dtype(rollout.dtype),
             eos_token_ids=collect_eos_token_ids(self.generation_config, self.tokenizer.eos_token_id),
             pad_token_id=self.tokenizer.pad_token_id,
             seed=(rollout.seed or 0) + self.rank,
+            override_config=model_config.override_config,
+            trust_remote_code=model_config.trust_remote_code,
             # With one rank FSDP2's shard is the whole weight and stays in place while it is trained.
             share_weights=self.world_size == 1
             and self.config.actor.strategy == "fsdp2"
             and not (fsdp_config.param_offload or fsdp_config.offload_policy),
         )
-        engine.release_weights()
-        return engine
+        self.probe = PolicyProbe(
+            self.actor_model,
+            vocab_size=self.actor_model.config.vocab_size,  # type: ignore[arg-type,union-attr]
+            dtype=max(precision.model, precision.param or precision.model, key=probe_tolerance),
+            score=self._score_probe,
+        )
+        return load_engine(rollout.name).build(spec)
 
-    def _init_checkpoints(self) -> None:
+    def _init_checkpoints(self, path: str) -> None:
         self.checkpoints = FSDPCheckpointManager(
             self.actor_model,
             self.optimizer,
@@ -226,75 +193,15 @@ class ActorRolloutRefWorker(Worker):
             generation_config=self.generation_config,
             generators={"rollout": self.rollout.seed_generator} if self.has_rollout else {},
             trust_remote_code=self.config.model.trust_remote_code,
+            lora=self.lora,
+            base_model=path,
         )
 
-    # --- memory -----------------------------------------------------------------------------------------------------
-
-    @property
-    def _is_movable(self) -> bool:
-        """Whether weights and optimizer state can be moved: with ``offload_policy`` FSDP itself fetches them."""
-        return self.device.type == "cuda" and not self.config.actor.fsdp_config.offload_policy
-
-    def _offload(self, *, optimizer: bool) -> None:
-        fsdp_config = self.config.actor.fsdp_config
-        if not self._is_movable:
-            return
-        if optimizer and fsdp_config.optimizer_offload:
-            offload_fsdp_optimizer(self.optimizer)
-        if fsdp_config.param_offload:
-            offload_fsdp_model_to_cpu(self.actor_model)
-
-    @contextmanager
-    def _actor_on_device(self, *, optimizer: bool = False) -> Iterator[None]:
-        """The policy's weights (and optimizer state) where they are used, and back in host memory afterwards."""
-        fsdp_config = self.config.actor.fsdp_config
-        if self._is_movable:
-            if fsdp_config.param_offload:
-                load_fsdp_model_to_gpu(self.actor_model, self.device)
-            if optimizer and fsdp_config.optimizer_offload:
-                load_fsdp_optimizer(self.optimizer, self.device)
-        try:
-            yield
-        finally:
-            self._offload(optimizer=optimizer)
-
-    def _memory_metrics(self) -> dict[str, float]:
-        # Linux reports the peak resident size in KiB.
-        metrics = {"perf/cpu_memory_used_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GIB}
-        if self.device.type == "cuda":
-            metrics["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated(self.device) / _GIB
-            metrics["perf/max_memory_reserved_gb"] = torch.cuda.max_memory_reserved(self.device) / _GIB
-        return metrics
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def memory_report(self) -> dict[str, float]:
-        """This rank's peaks in GiB: resident host memory and, on CUDA, allocated and reserved device memory."""
-        return self._memory_metrics()
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def release_device_memory(self) -> None:
-        """Moves weights and optimizer state to host memory, so that another role of the process can use the device.
-
-        Not for use inside a rollout session; outside of one the engine holds no weights anyway. `restore_device_memory`
-        must come before this role computes again. On the CPU both do nothing.
-        """
-        if self._is_movable:
-            # The optimizer first: moving the model ends with handing torch's free blocks back to the device.
-            offload_fsdp_optimizer(self.optimizer)
-            offload_fsdp_model_to_cpu(self.actor_model)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def restore_device_memory(self) -> None:
-        """Takes back what `release_device_memory` moved, except what the config keeps in host memory between calls."""
-        fsdp_config = self.config.actor.fsdp_config
-        if not self._is_movable:
-            return
-        if not fsdp_config.param_offload:
-            load_fsdp_model_to_gpu(self.actor_model, self.device)
-        if not fsdp_config.optimizer_offload:
-            load_fsdp_optimizer(self.optimizer, self.device)
-
     # --- rollout ----------------------------------------------------------------------------------------------------
+
+    def _score_probe(self, rows: DataProto) -> Tensor:
+        with self.memory.on_device():
+            return self.actor.compute_log_prob(rows)[0]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start_rollout(self, version: int) -> None:
@@ -302,17 +209,24 @@ class ActorRolloutRefWorker(Worker):
 
         Raises:
             ValueError: ``version`` is smaller than the last one.
+            StaleWeightsError: the engine does not compute what the policy computes (``rollout.weight_probe``).
         """
         if version < self.rollout.version:
             raise ValueError(f"rollout version {version} is older than the engine's {self.rollout.version}")
-        with self._actor_on_device():
-            self.rollout.update_weights(iter_full_parameters(self.actor_model), version)
+        expected = self.probe.log_probs() if self.config.rollout.weight_probe else None
+        with self.memory.on_device():
+            weights = iter_full_parameters(self.actor_model)
+            self.rollout.update_weights(weights if self.lora is None else merge_adapters(weights, self.lora), version)
+        # After the policy's weights have left the device, where they do: an engine may need the room.
+        if expected is not None:
+            self.rollout.check_weights(self.probe, expected)
         self._in_rollout = True
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def end_rollout(self) -> None:
         """Ends the session: the engine gives its weights' memory back, and generating again needs `start_rollout`."""
         self._in_rollout = False
+        self.rollout.abandon()
         self.rollout.release_weights()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -327,9 +241,22 @@ class ActorRolloutRefWorker(Worker):
         Raises:
             RuntimeError: outside a session; the engine's weights would be stale.
         """
-        if not self._in_rollout:
-            raise RuntimeError("generate_sequences needs a session: use `with rollout_session(wg, version):`")
+        self._check_session("generate_sequences")
         return self.rollout.generate_sequences(prompts)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE)
+    def generate_some(self, prompts: DataProto) -> DataProto:
+        """Takes on this rank's prompts and returns what has ended, see `BaseRollout.generate_some`.
+
+        Raises:
+            RuntimeError: outside a session; the engine's weights would be stale.
+        """
+        self._check_session("generate_some")
+        return self.rollout.generate_some(prompts)
+
+    def _check_session(self, method: str) -> None:
+        if not self._in_rollout:
+            raise RuntimeError(f"{method} needs a session: use `with rollout_session(wg, version):`")
 
     # --- log-probabilities and updates --------------------------------------------------------------------------------
 
@@ -337,7 +264,7 @@ class ActorRolloutRefWorker(Worker):
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """``old_log_probs`` and ``entropys`` ``(B, R)`` of the policy at the sampling temperature."""
         self._set_temperature(data)
-        with self._actor_on_device():
+        with self.memory.on_device():
             log_probs, entropys = self.actor.compute_log_prob(data, calculate_entropy=True)
         tensors = {"old_log_probs": log_probs}
         if entropys is not None:
@@ -346,9 +273,18 @@ class ActorRolloutRefWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """``ref_log_prob`` ``(B, R)`` of the reference policy at the sampling temperature."""
+        """``ref_log_prob`` ``(B, R)`` of the reference policy at the sampling temperature.
+
+        The role without a reference model of its own must be one with adapters: switched off, they leave the reference.
+        """
         self._set_temperature(data)
-        log_probs, _ = self.ref_policy.compute_log_prob(data)
+        if self.has_ref:
+            log_probs, _ = self.ref_policy.compute_log_prob(data)
+        elif self.lora is None:
+            raise RuntimeError(f"role {self.role} has no reference policy, and no adapters to switch off")
+        else:
+            with self.memory.on_device(), adapters_off(self.actor_model):
+                log_probs, _ = self.actor.compute_log_prob(data, batching=self._reference_batching)
         return DataProto.from_dict({"ref_log_prob": log_probs})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -360,42 +296,15 @@ class ActorRolloutRefWorker(Worker):
             being the rate that was used.
         """
         self._set_temperature(data)
-        with self._actor_on_device(optimizer=True):
+        start = time.perf_counter()
+        with self.memory.on_device(optimizer=True):
             metrics = self.actor.update_policy(data)
-        metrics["actor/lr"] = float(self.optimizer.param_groups[0]["lr"])
-        self.lr_scheduler.step()
-        metrics.update(self._memory_metrics())
+        metrics |= self._end_of_update("actor", data, time.perf_counter() - start, self.config.actor.ppo_epochs)
         return DataProto(meta_info={"metrics": metrics})
 
     def _set_temperature(self, data: DataProto) -> None:
         data.meta_info.setdefault("temperature", self.config.rollout.temperature)
 
-    # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, local_path: str | Path, global_step: int = 0) -> None:
-        """Writes this rank's part of the policy into ``local_path``, see `FSDPCheckpointManager`."""
-        with self._actor_on_device(optimizer=True):
-            self.checkpoints.save_checkpoint(local_path, global_step)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def load_checkpoint(self, local_path: str | Path | None) -> None:
-        """Restores the policy, its optimizer, schedule and random states; None does nothing.
-
-        Raises:
-            UserError: files of this rank are missing.
-        """
-        with self._actor_on_device(optimizer=True):
-            self.checkpoints.load_checkpoint(local_path)
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def export_hf(self, path: str | Path) -> None:
-        """Writes the policy as a Hugging Face folder with its tokenizer."""
-        with self._actor_on_device():
-            save_hf_model(
-                self.actor_model,
-                path,
-                tokenizer=self.tokenizer,
-                generation_config=self.generation_config,
-                trust_remote_code=self.config.model.trust_remote_code,
-            )
+def __getattr__(name: str) -> Any:
+    absent_name(__name__, name)

@@ -24,7 +24,7 @@ Actions you can take now:
 WEBSHOP_TEMPLATE = f"""\
 You are shopping on an online store through its text pages. A customer wants you to: {{task_description}}
 
-You have taken {{step_count}} step(s) so far. The last {{history_length}} page(s) and the action(s) you took on them were:
+You have taken {{step_count}} step(s) so far. The last {{history_length}} page(s) and your action(s) on them were:
 {{action_history}}
 
 This is step {{current_step}}. The page you see now:

@@ -12,7 +12,7 @@ import pytest
 from tests.verl.trainer import fakes
 from tests.verl.trainer.fake_run import Run, config_for
 from verl.protocol import DataProto
-from verl.trainer.config.run_sections import FilterGroupsConfig
+from verl.trainer.config.algorithm_sections import FilterGroupsConfig
 from verl.trainer.config.schema import validate_ppo_config
 from verl.trainer.ppo.dynamic_sampling import GroupSampler, episode_values
 from verl.trainer.ppo.recipes import TrainerContext

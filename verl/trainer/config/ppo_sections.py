@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar
 
+from verl.trainer.config.algorithm_sections import AlgorithmConfig
 from verl.trainer.config.fields import RootConfig
-from verl.trainer.config.run_sections import AlgorithmConfig, DataConfig, EnvConfig, RayInitConfig, TrainerConfig
+from verl.trainer.config.run_sections import DataConfig, EnvConfig, RayInitConfig, TrainerConfig
 from verl.trainer.config.worker_sections import (
     ActorConfig,
     ActorRolloutRefConfig,

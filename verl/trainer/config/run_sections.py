@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Config sections of the run: data, algorithm, trainer, Ray, environments."""
+"""Config sections of the run: data, trainer, Ray, environments."""
 
 from __future__ import annotations
 
@@ -8,29 +8,21 @@ from typing import Any, Literal
 
 from verl.trainer.config.fields import (
     NULL_MEANS_DEFAULT,
-    Fraction,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
 )
-from verl.trainer.config.worker_sections import KLKind
 
 __all__ = [
     "AlfworldConfig",
-    "AlgorithmConfig",
     "CustomClsConfig",
     "DataConfig",
     "DiscoveryWorldConfig",
     "EnvConfig",
     "EnvRolloutConfig",
-    "FilterGroupsConfig",
     "GeneratedGamesConfig",
     "GeneratedShopConfig",
-    "GiGPOConfig",
-    "HGPOConfig",
-    "KLCtrlConfig",
-    "PFPPOConfig",
     "RayInitConfig",
     "ResourcesConfig",
     "SearchConfig",
@@ -94,86 +86,6 @@ class DataConfig:
     def num_val_slots(self) -> int:
         """Episodes played at the same time in validation."""
         return self.train_batch_size if self.val_batch_size is None else self.val_batch_size
-
-
-@dataclass(frozen=True)
-class KLCtrlConfig:
-    """Coefficient of the KL penalty in the reward."""
-
-    type: Literal["fixed", "adaptive"] = "fixed"
-    kl_coef: NonNegativeFloat = 0.001
-    horizon: PositiveInt = 10000
-    target_kl: PositiveFloat = 0.1
-
-
-@dataclass(frozen=True)
-class PFPPOConfig:
-    """Resampling of rows by reward, with `gae` only."""
-
-    reweight_method: Literal["pow", "max_min", "max_random"] = "pow"
-    weight_pow: NonNegativeFloat = 2.0
-
-
-@dataclass(frozen=True)
-class GiGPOConfig:
-    """Step-level groups of equal observations."""
-
-    step_advantage_w: float = 1.0
-    mode: Literal["mean_norm", "mean_std_norm"] = "mean_norm"
-    enable_similarity: bool = False
-    similarity_thresh: Fraction = 0.95
-
-
-@dataclass(frozen=True)
-class HGPOConfig:
-    """Groups keyed by history."""
-
-    mode: Literal["mean_norm", "mean_std_norm"] = "mean_std_norm"
-    weight_type: str = "length"
-    """Accepted for old scripts, not read: groups are weighted by history length."""
-    length_weight_alpha: float = 1.0
-    """Exponent of those weights."""
-    base_group: bool = False
-    """Adds the whole task as a group, as GRPO has it."""
-    history_length: int = 2
-    """Past observations that tell groups apart; follows env.history_length."""
-
-
-@dataclass(frozen=True)
-class FilterGroupsConfig:
-    """Dynamic sampling: train on groups whose episodes differ (`verl.trainer.ppo.dynamic_sampling`)."""
-
-    enable: bool = False
-    max_num_gen_batches: int = 10
-    """Generation batches per step; what is then missing is filled up with other groups. <= 0 = until full."""
-    metric: str | None = None
-    """Column that has to differ; null (or `acc`, `score`, `seq_reward`, as scripts write) = the episode's reward."""
-
-
-@dataclass(frozen=True)
-class AlgorithmConfig:
-    """Advantage estimation."""
-
-    gamma: Fraction = 1.0
-    """Discount over tokens (gae, reinforce_plus_plus) and over steps (gigpo, hgpo)."""
-    lam: Fraction = 1.0
-    adv_estimator: str = "gae"
-    """A name of the estimator registry (`verl.trainer.ppo.core_algos`)."""
-    norm_adv_by_std_in_grpo: bool = True
-    compute_mean_std_cross_steps: bool = True
-    """True: every turn counts in group statistics; False: one entry per trajectory."""
-    singleton_advantage: Literal["reference", "zero"] = "reference"
-    """A group of one passes its score through, or gets zero."""
-    recipe_modules: tuple[str, ...] = ("recipe.gigpo", "recipe.hgpo")
-    """Modules imported at start; they register estimators, losses, hooks."""
-    use_kl_in_reward: bool = False
-    kl_penalty: KLKind = "kl"
-    kl_ctrl: KLCtrlConfig = field(default_factory=KLCtrlConfig)
-    use_pf_ppo: bool = False
-    pf_ppo: PFPPOConfig = field(default_factory=PFPPOConfig)
-    gigpo: GiGPOConfig = field(default_factory=GiGPOConfig)
-    hgpo: HGPOConfig = field(default_factory=HGPOConfig)
-    filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,15 @@ A config comes from YAML and the command line as a tree (`load_config` or Hydra)
 
 from __future__ import annotations
 
+from verl.trainer.config.algorithm_sections import (
+    AlgorithmConfig,
+    FilterGroupsConfig,
+    GiGPOConfig,
+    HGPOConfig,
+    KLCtrlConfig,
+    PFPPOConfig,
+    RolloutCorrectionConfig,
+)
 from verl.trainer.config.builder import build_config, key_paths, nearest_key
 from verl.trainer.config.fields import (
     NULL_MEANS_DEFAULT,
@@ -38,19 +47,13 @@ from verl.trainer.config.model_sections import (
 from verl.trainer.config.ppo_sections import PPOConfig
 from verl.trainer.config.run_sections import (
     AlfworldConfig,
-    AlgorithmConfig,
     CustomClsConfig,
     DataConfig,
     DiscoveryWorldConfig,
     EnvConfig,
     EnvRolloutConfig,
-    FilterGroupsConfig,
     GeneratedGamesConfig,
     GeneratedShopConfig,
-    GiGPOConfig,
-    HGPOConfig,
-    KLCtrlConfig,
-    PFPPOConfig,
     RayInitConfig,
     ResourcesConfig,
     SearchConfig,
@@ -135,6 +138,7 @@ __all__ = [
     "RewardModelConfig",
     "RewardModelModelConfig",
     "RolloutConfig",
+    "RolloutCorrectionConfig",
     "RootConfig",
     "SFTConfig",
     "SFTDataConfig",

@@ -203,6 +203,19 @@ def _unsupported_run(cfg: PPOConfig) -> Refusals:
         "algorithm.use_pf_ppo=True resamples the rows of a value-model run; set algorithm.adv_estimator=gae, or "
         "use_pf_ppo to False.",
     )
+    correction = algorithm.rollout_correction
+    low, high = correction.bounds
+    yield (
+        correction.rollout_rs is None
+        and (correction.rollout_rs_threshold is not None or correction.rollout_rs_threshold_lower is not None),
+        "algorithm.rollout_correction.rollout_rs_threshold has no effect without rollout_rs; set "
+        "algorithm.rollout_correction.rollout_rs=sequence, or the thresholds to null.",
+    )
+    yield (
+        correction.rollout_rs is not None and not low < 1.0 < high,
+        f"algorithm.rollout_correction keeps ratios from {low:g} to {high:g}, which must include 1, the ratio of equal "
+        "distributions; set rollout_rs_threshold above 1 and rollout_rs_threshold_lower below 1.",
+    )
     yield (
         algorithm.adv_estimator == "remax",
         "algorithm.adv_estimator=remax needs the reward of a greedy episode of every task as its baseline, which the "

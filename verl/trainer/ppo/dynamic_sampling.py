@@ -12,7 +12,7 @@ import logging
 import numpy as np
 
 from verl.protocol import DataProto
-from verl.trainer.config.run_sections import FilterGroupsConfig
+from verl.trainer.config.algorithm_sections import FilterGroupsConfig
 from verl.utils.errors import UserError
 
 __all__ = ["SHAPED_REWARDS", "GroupSampler", "episode_values"]

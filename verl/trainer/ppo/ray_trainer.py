@@ -31,13 +31,13 @@ from verl.trainer.ppo.columns import MODEL_COLUMNS, tensors_of
 from verl.trainer.ppo.dynamic_sampling import GroupSampler
 from verl.trainer.ppo.metric_utils import (
     compute_data_metrics,
-    compute_rollout_probs_diff,
     compute_throughput_metrics,
     compute_timing_metrics,
     reduce_metrics,
 )
 from verl.trainer.ppo.recipes import TrainerContext, TrainerHook, load_hooks, save_hooks
 from verl.trainer.ppo.roles import AdvantageEstimator, ResourcePoolManager, Role, WorkerType
+from verl.trainer.ppo.rollout_correction import add_rollout_correction, correct_rows
 from verl.trainer.ppo.step import (
     Collector,
     EpisodeWriter,
@@ -378,8 +378,7 @@ class RayPPOTrainer:
         mask = tensors_of(batch)["response_mask"]
         mode = self.config.actor_rollout_ref.actor.loss_agg_mode
         state.metrics["actor/entropy_loss"] = core_algos.agg_loss(entropys, mask, mode).item()
-        if "rollout_log_probs" in tensors_of(batch):
-            state.metrics.update(compute_rollout_probs_diff(batch))
+        state.metrics.update(add_rollout_correction(batch, self.config.algorithm.rollout_correction))
 
     def compute_ref_log_prob(self, state: StepState) -> None:
         """Log-probs of the sampled tokens under the frozen reference: with LoRA, the policy without its adapters."""
@@ -413,14 +412,16 @@ class RayPPOTrainer:
         compute_advantage(batch, algorithm.adv_estimator, algorithm, state.metrics)
 
     def prepare_update(self, state: StepState) -> None:
-        """The rows that the updates see: resampled by reward where asked for, filled up to the number of ranks with
-        rows that teach nothing, and put in an order that gives every rank a similar number of tokens."""
+        """The rows that the updates see: resampled by reward where asked for, corrected for the engine's distribution,
+        filled up to the number of ranks with rows that teach nothing, and put in an order that gives every rank a
+        similar number of tokens."""
         algorithm = self.config.algorithm
         rows = state.batch
         if algorithm.use_pf_ppo:
             rng = np.random.default_rng([self.config.env.seed, state.step, PF_PPO_STREAM])
             method, power = algorithm.pf_ppo.reweight_method, algorithm.pf_ppo.weight_pow
             rows = core_algos.compute_pf_ppo_reweight_data(rows, method, power, rng)
+        rows = correct_rows(rows)
         rows = rows.select(batch_keys=self._update_columns(), non_tensor_batch_keys=[], meta_info_keys=[])
         rows, added = batch_ops.pad_with_masked_rows(rows, self.world_size)
         state.metrics["training/padding_rows"] = added

@@ -9,9 +9,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["BaseRollout", "HFRollout", "rollout_session"]
+__all__ = ["BaseRollout", "HFRollout", "VLLMRollout", "load_engine", "rollout_session"]
 
-_HOMES = {"BaseRollout": "base", "HFRollout": "hf_rollout", "rollout_session": "session"}
+_HOMES = {
+    "BaseRollout": "base",
+    "HFRollout": "hf_rollout",
+    "VLLMRollout": "vllm_rollout",
+    "load_engine": "engines",
+    "rollout_session": "session",
+}
 
 
 def __getattr__(name: str) -> Any:

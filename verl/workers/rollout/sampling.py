@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,19 @@ from torch import Tensor
 if TYPE_CHECKING:
     from verl.trainer.config.worker_sections import RolloutConfig
 
-__all__ = ["SamplingParams", "gumbel_noise", "resolve_sampling", "sample_tokens", "token_log_probs"]
+__all__ = [
+    "CLOSE_DRAW",
+    "Draw",
+    "SamplingParams",
+    "gumbel_noise",
+    "resolve_sampling",
+    "sample_tokens",
+    "short_seeds",
+    "token_log_probs",
+]
+
+CLOSE_DRAW = 1e-4
+"""Where the two best scores differ by less, rounding decides: a batch of another shape may draw the other token."""
 
 
 def _signed(value: int) -> int:
@@ -55,6 +67,11 @@ class SamplingParams:
         """Whether the most likely token is taken."""
         return not self.do_sample or self.temperature <= 0.0
 
+    @property
+    def from_model(self) -> bool:
+        """Whether the distribution sampled from is the model's own."""
+        return self.greedy or (self.temperature == 1.0 and self.top_k <= 0 and self.top_p >= 1.0)
+
 
 def resolve_sampling(config: RolloutConfig, meta_info: Mapping[str, Any]) -> SamplingParams:
     """Sampling of one call: ``meta_info`` wins over ``rollout.val_kwargs`` (``validate`` true) or ``rollout``."""
@@ -80,12 +97,24 @@ def _mix(x: Tensor) -> Tensor:
     return x
 
 
-def _keys(seeds: Tensor, token_index: int) -> Tensor:
-    return _mix(_mix(seeds + _GAMMA) + _signed(((token_index + 1) * 0x9E3779B97F4A7C15) % (1 << 64)))
+def short_seeds(seeds: Tensor) -> Tensor:
+    """63-bit seeds hashed to 32 bits, ``(B,)`` int64 in ``[0, 2^32)``.
+
+    torch's generator on the CPU reads no more than the lower half of a seed; every bit of ours counts.
+    """
+    return _mix(seeds + _GAMMA) & 0xFFFFFFFF
 
 
-def gumbel_noise(seeds: Tensor, token_index: int, vocab_size: int) -> Tensor:
-    """Standard Gumbel numbers for one token of each row: ``(B,)`` int64 seeds -> ``(B, vocab_size)`` float32."""
+def _keys(seeds: Tensor, token_index: int | Tensor) -> Tensor:
+    steps = torch.as_tensor(token_index, dtype=torch.int64, device=seeds.device) + 1
+    return _mix(_mix(seeds + _GAMMA) + steps * _GAMMA)
+
+
+def gumbel_noise(seeds: Tensor, token_index: int | Tensor, vocab_size: int) -> Tensor:
+    """Standard Gumbel numbers for one token of each row: ``(B,)`` int64 seeds -> ``(B, vocab_size)`` float32.
+
+    ``token_index`` is one number for all rows, or ``(B,)`` int64.
+    """
     keys = _keys(seeds, token_index)
     counters = torch.arange(1, vocab_size + 1, device=seeds.device) * _GAMMA
     noise = torch.empty(seeds.shape[0], vocab_size, dtype=torch.float32, device=seeds.device)
@@ -123,20 +152,28 @@ def token_log_probs(logits: Tensor, sampling: SamplingParams) -> Tensor:
     return torch.log_softmax(logits, dim=-1)
 
 
-def sample_tokens(logits: Tensor, seeds: Tensor, token_index: int, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+class Draw(NamedTuple):
+    """One token of each row."""
+
+    tokens: Tensor
+    """(B,) int64."""
+    log_probs: Tensor
+    """(B,) float32, see `token_log_probs`."""
+    close: Tensor
+    """(B,) bool: the two best scores differ by less than `CLOSE_DRAW`."""
+
+
+def sample_tokens(logits: Tensor, seeds: Tensor, token_index: int | Tensor, sampling: SamplingParams) -> Draw:
     """One token for each row.
 
     Args:
         logits: ``(B, V)``, any float dtype.
         seeds: ``(B,)`` int64.
-        token_index: index of the token in the response; same for all rows.
-
-    Returns:
-        Tokens ``(B,)`` int64 and their log-probabilities ``(B,)`` float32, see `token_log_probs`.
+        token_index: index of the token in the response; one for all rows, or ``(B,)`` int64.
     """
     log_probs = token_log_probs(logits, sampling)
-    if sampling.greedy:
-        tokens = log_probs.argmax(dim=-1)
-    else:
-        tokens = (log_probs + gumbel_noise(seeds, token_index, logits.shape[-1])).argmax(dim=-1)
-    return tokens, log_probs.gather(1, tokens[:, None]).squeeze(1)
+    scores = log_probs if sampling.greedy else log_probs + gumbel_noise(seeds, token_index, logits.shape[-1])
+    tokens = scores.argmax(dim=-1)
+    best = scores.topk(min(2, scores.shape[-1]), dim=-1).values
+    close = best[:, 0] - best[:, -1] < CLOSE_DRAW
+    return Draw(tokens, log_probs.gather(1, tokens[:, None]).squeeze(1), close)
