@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quickstart: games, a tiny policy, the three stages, GRPO beside TrajEvolve, one table.
+"""The quickstart: generated tasks, a tiny policy, the three stages, GRPO beside TrajEvolve, one table.
 
 Every phase is one of the project's own programs with small settings, as a user would call it; nothing here is special
 to the pipeline but the sizes. Run by `examples/quickstart/run.sh`.
@@ -11,67 +11,17 @@ import os
 import shutil
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import ClassVar
 
 from examples.quickstart.phases import Phase, PhaseRunner
+from examples.quickstart.profiles import PROFILES, Profile, Sizes
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_write
 
 ROOT = Path(__file__).resolve().parents[2]
 
-
-@dataclass(frozen=True)
-class Sizes:
-    """Everything that differs between the full run and `--smoke`."""
-
-    train_games: int
-    seen_games: int
-    unseen_games: int
-    sft_steps: int
-    sft_batch: int
-    analysed: int
-    discriminator_steps: int
-    train_batch: int
-    group_size: int
-    rl_steps: int
-    eval_samples: int
-    max_steps: int
-
-
-FULL = Sizes(
-    train_games=4000,
-    seen_games=12,
-    unseen_games=120,
-    sft_steps=500,
-    sft_batch=64,
-    analysed=800,
-    discriminator_steps=100,
-    train_batch=8,
-    group_size=8,
-    rl_steps=18,
-    eval_samples=2,
-    max_steps=25,
-)
-SMOKE = Sizes(
-    train_games=60,
-    seen_games=8,
-    unseen_games=8,
-    sft_steps=12,
-    sft_batch=64,
-    analysed=20,
-    discriminator_steps=4,
-    train_batch=4,
-    group_size=4,
-    rl_steps=2,
-    eval_samples=1,
-    max_steps=8,
-)
-MAX_RECEPTACLES = 10
-MAX_OBJECT_CLASSES = 26
-DETOUR_RATE = 0.15
-ERROR_RATE = 0.1
-HISTORY_LENGTH = 2
 NUM_RANKS = 2
 # One process that trains alone may use all cores; waiting threads must not spin, or two-thread kernels crawl as soon as
 # anything else runs.
@@ -79,20 +29,29 @@ THREADS = {"OMP_NUM_THREADS": str(os.cpu_count() or 1), "OMP_WAIT_POLICY": "PASS
 
 
 class Quickstart:
-    """Paths and phases of one run."""
+    """Paths and phases of one run. A subclass may run other phases from the same start policy."""
 
-    def __init__(self, out: Path, sizes: Sizes, seed: int) -> None:
+    folder: ClassVar[str] = "quickstart"
+    """Where a run goes that is not told, below `outputs`."""
+
+    def __init__(self, out: Path, profile: Profile, sizes: Sizes, seed: int) -> None:
         self.out = out
+        self.profile = profile
         self.sizes = sizes
         self.seed = seed
         self.python = os.environ.get("PYTHON", sys.executable)
-        self.games = out / "games"
+        self.world = out / profile.world
         self.demos = out / "demonstrations.jsonl"
         self.sft_data = out / "sft_data"
         self.init = out / "policy_init"
         self.sft = out / "policy_sft"
         self.credit = out / "credit_analysis.json"
         self.discriminator = out / "discriminator"
+
+    @classmethod
+    def sizes_for(cls, profile: Profile, smoke: bool) -> Sizes:
+        """The sizes of a full or of a smoke run."""
+        return profile.sizes(smoke)
 
     @property
     def start(self) -> Path:
@@ -103,28 +62,31 @@ class Quickstart:
         """All phases in order."""
         return [*self._policy_phases(), *self._credit_phases(), *self._rl_phases()]
 
+    def result(self) -> str:
+        """What is printed at the end, once all phases are done."""
+        log = (self.out / "logs" / "report.log").read_text(encoding="utf-8")
+        return log.partition("\n")[2].rstrip("\n")
+
     def _module(self, module: str, *arguments: object) -> list[str]:
         return [self.python, "-m", module, *(str(argument) for argument in arguments)]
 
     def _policy_phases(self) -> list[Phase]:
-        sizes = self.sizes
-        generate = self._module(
-            "agent_system.environments.env_package.alfworld.generate_games",
-            "--out", self.games, "--train", sizes.train_games, "--valid-seen", sizes.seen_games,
-            "--valid-unseen", sizes.unseen_games, "--seed", self.seed, "--max-receptacles", MAX_RECEPTACLES,
-            "--max-object-classes", MAX_OBJECT_CLASSES,
-        )  # fmt: skip
+        sizes, profile = self.sizes, self.profile
+        options = [text for name, value in sizes.world.items() for text in (f"--{name}", value)]
+        generate = self._module(profile.generator, "--out", self.world, "--seed", self.seed, *options)
         collect = self._module(
-            "agent_system.step_discriminator.trajectory_analyzer.collect",
-            "--data-dir", self.games, "--split", "train", "--out", self.demos, "--num", sizes.train_games,
-            "--detour-rate", DETOUR_RATE, "--error-rate", ERROR_RATE, "--seed", self.seed,
+            "agent_system.step_discriminator.trajectory_analyzer.collect", "--env", profile.name,
+            "--data-dir", self.world, "--split", "train", "--out", self.demos, "--num", sizes.demonstrations,
+            "--detour-rate", profile.detour_rate, "--error-rate", profile.error_rate, "--seed", self.seed,
         )  # fmt: skip
         rows = self._module(
-            "examples.quickstart.sft_data", "--trajectories", self.demos, "--out", self.sft_data,
-            "--prompt-style", "compact", "--history-length", HISTORY_LENGTH, "--seed", self.seed,
+            "examples.quickstart.sft_data", "--env", profile.name, "--trajectories", self.demos,
+            "--out", self.sft_data, "--prompt-style", "compact", "--history-length", profile.history_length,
+            "--seed", self.seed,
         )  # fmt: skip
         policy = self._module(
             "examples.quickstart.tiny_policy", "--texts", self.sft_data / "train.parquet", "--out", self.init,
+            "--phrases", profile.phrases, "--vocab-size", profile.vocab_size, "--num-phrases", profile.num_phrases,
             "--seed", self.seed,
         )  # fmt: skip
         sft = self._module(
@@ -136,7 +98,7 @@ class Quickstart:
             "data.prompt_dict_keys=[]",
             f"data.train_batch_size={sizes.sft_batch}",
             "data.micro_batch_size_per_gpu=64",
-            "data.max_length=512",
+            f"data.max_length={profile.sft_length}",
             "data.truncation=right",
             f"model.partial_pretrain={self.init}",
             "optim.name=muon",
@@ -149,31 +111,37 @@ class Quickstart:
             "trainer.default_hdfs_dir=null",
             "trainer.device=cpu",
             f"trainer.seed={self.seed}",
+            *profile.sft_overrides,
         )
         return [
+            Phase(profile.world, profile.world_title.format(**sizes.world), generate, self.world),
             Phase(
-                "games", f"generate {sizes.train_games:,} training games and two held-out sets", generate, self.games
+                "demonstrations",
+                f"the explorer expert plays {sizes.demonstrations:,} training {profile.tasks}",
+                collect,
+                self.demos,
             ),
-            Phase("demonstrations", "play every training game with the explorer expert", collect, self.demos),
             Phase("sft_data", "write the demonstrations as SFT rows", rows, self.sft_data / "train.parquet"),
             Phase("policy_init", "train a tokenizer, initialise a tiny policy", policy, self.init),
             Phase("sft", "SFT of the policy on the demonstrations", sft, self.start, THREADS, sizes.sft_steps),
         ]
 
     def _credit_phases(self) -> list[Phase]:
-        sizes = self.sizes
+        sizes, profile = self.sizes, self.profile
+        package = ROOT / "agent_system/step_discriminator"
         stage1 = [
-            "bash", str(ROOT / "agent_system/step_discriminator/trajectory_analyzer/run_credit_analysis_alfworld.sh"),
-            f"DATA_DIR={self.games}", "SPLIT=train", f"NUM={sizes.analysed}", f"DETOUR_RATE={DETOUR_RATE}",
-            f"ERROR_RATE={ERROR_RATE}", f"SEED={self.seed + 1}", f"OUT_DIR={self.out}",
+            "bash", str(package / f"trajectory_analyzer/run_credit_analysis_{profile.name}.sh"),
+            f"DATA_DIR={self.world}", "SPLIT=train", f"NUM={sizes.analysed}", f"DETOUR_RATE={profile.detour_rate}",
+            f"ERROR_RATE={profile.error_rate}", f"SEED={self.seed + 1}", f"OUT_DIR={self.out}",
         ]  # fmt: skip
         stage2 = [
-            "bash", str(ROOT / "agent_system/step_discriminator/discriminator_trainer/run_training_alfworld.sh"),
-            str(self.credit), f"MODEL={self.start}", f"OUT_DIR={self.discriminator}", "MAX_LENGTH=1024", "DEVICE=cpu",
-            f"SEED={self.seed}", "model.enable_gradient_checkpointing=False", "data.train_batch_size=64",
+            "bash", str(package / f"discriminator_trainer/run_training_{profile.name}.sh"),
+            str(self.credit), f"MODEL={self.start}", f"OUT_DIR={self.discriminator}",
+            f"MAX_LENGTH={profile.discriminator_length}", "DEVICE=cpu", f"SEED={self.seed}",
+            "model.enable_gradient_checkpointing=False", f"data.train_batch_size={sizes.discriminator_batch}",
             "data.micro_batch_size_per_gpu=32", "optim.lr=1e-3",
             f"trainer.total_training_steps={sizes.discriminator_steps}", "trainer.total_epochs=20",
-            "trainer.logger=[console]",
+            "trainer.logger=[console]", *profile.sft_overrides,
         ]  # fmt: skip
         done = self.discriminator / "report.json"
         return [
@@ -190,9 +158,10 @@ class Quickstart:
 
     def _rl_phases(self) -> list[Phase]:
         sizes = self.sizes
-        grpo = ["bash", str(ROOT / "examples/grpo_trainer/run_alfworld.sh"), "hf", *self._rl_overrides("grpo")]
+        script = f"run_{self.profile.name}.sh"
+        grpo = ["bash", str(ROOT / "examples/grpo_trainer" / script), "hf", *self._rl_overrides("grpo")]
         evolve = [
-            "bash", str(ROOT / "examples/traj_evolve_trainer/run_alfworld.sh"), "hf",
+            "bash", str(ROOT / "examples/traj_evolve_trainer" / script), "hf",
             *self._rl_overrides("traj_evolve"),
             "trainer.val_before_train=False",
             f"traj_evolve.discriminator_model_path={self.discriminator / 'model'}",
@@ -202,8 +171,9 @@ class Quickstart:
             "traj_evolve.micro_batch_size_per_gpu=32",
         ]  # fmt: skip
         report = self._module(
-            "examples.quickstart.report", "--out", self.out, "--games", self.games, "--steps", sizes.rl_steps
-        )
+            "examples.quickstart.report", "--env", self.profile.name, "--out", self.out, "--data-dir", self.world,
+            "--steps", sizes.rl_steps,
+        )  # fmt: skip
         last = f"validation/step_{sizes.rl_steps}.json"
         return [
             Phase("grpo", f"GRPO, {sizes.rl_steps} steps", grpo, self.out / "grpo" / last, {}, sizes.rl_steps),
@@ -216,7 +186,8 @@ class Quickstart:
 
     def _rl_overrides(self, name: str) -> list[str]:
         """What turns the launch scripts' GPU settings into a run of the tiny policy on two cores."""
-        sizes = self.sizes
+        sizes, profile = self.sizes, self.profile
+        specific = [text.format(world=self.world, held_out=sizes.held_out) for text in profile.overrides]
         return [
             "trainer.device=cpu",
             f"trainer.n_gpus_per_node={NUM_RANKS}",
@@ -228,16 +199,16 @@ class Quickstart:
             f"trainer.save_freq={sizes.rl_steps}",
             f"trainer.test_freq={sizes.rl_steps}",
             f"data.train_batch_size={sizes.train_batch}",
-            f"data.val_batch_size={sizes.unseen_games}",
-            "data.max_prompt_length=256",
-            "data.max_response_length=24",
+            f"data.val_batch_size={sizes.held_out}",
+            f"data.max_prompt_length={profile.max_prompt_length}",
+            f"data.max_response_length={profile.max_response_length}",
             f"actor_rollout_ref.model.path={self.start}",
             "actor_rollout_ref.model.use_remove_padding=False",
             "actor_rollout_ref.model.enable_gradient_checkpointing=False",
             "actor_rollout_ref.actor.use_kl_loss=False",
             "actor_rollout_ref.actor.entropy_coeff=0",
             "actor_rollout_ref.actor.optim.lr=5e-4",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=320",
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={profile.mini_batch}",
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=80",
             "actor_rollout_ref.actor.checkpoint.contents=[model,optimizer,extra,hf_model]",
             "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=160",
@@ -247,10 +218,8 @@ class Quickstart:
             f"env.seed={self.seed}",
             f"env.max_steps={sizes.max_steps}",
             f"env.rollout.n={sizes.group_size}",
-            f"env.history_length={HISTORY_LENGTH}",
-            f"env.alfworld.data_dir={self.games}",
-            "env.alfworld.prompt_style=compact",
-            "env.alfworld.eval_dataset=eval_out_of_distribution",
+            f"env.history_length={profile.history_length}",
+            *specific,
         ]
 
 
@@ -273,30 +242,47 @@ def prepare_out(out: Path, options: dict[str, object], *, fresh: bool) -> None:
     atomic_write(record, json.dumps(options, indent=1) + "\n")
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description="The whole pipeline on generated games with a tiny model.")
+def default_out(folder: str, profile: Profile, smoke: bool) -> Path:
+    """Where a run goes that is not told: `outputs/FOLDER[-ENV][-smoke]`, ENV unless it is the first profile."""
+    first = next(iter(PROFILES))
+    parts = [folder, *([] if profile.name == first else [profile.name]), *(["smoke"] if smoke else [])]
+    return ROOT / "outputs" / "-".join(parts)
+
+
+def run_program(pipeline: type[Quickstart], description: str) -> None:
+    """Command line of a pipeline: run its phases, print its result."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument(
+        "--env", choices=PROFILES, default=next(iter(PROFILES)), help="environment (default %(default)s)"
+    )
     parser.add_argument("--smoke", action="store_true", help="every phase, but too short to learn much")
-    parser.add_argument("--out", type=Path, help="default outputs/quickstart (outputs/quickstart-smoke with --smoke)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of games, demonstrations, training (default 0)")
+    parser.add_argument(
+        "--out", type=Path, help=f"default outputs/{pipeline.folder}, with -ENV and -smoke as they apply"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of tasks, demonstrations, training (default 0)")
     parser.add_argument("--fresh", action="store_true", help="start over instead of continuing")
     args = parser.parse_args()
-    sizes = SMOKE if args.smoke else FULL
-    out = (args.out or ROOT / "outputs" / ("quickstart-smoke" if args.smoke else "quickstart")).resolve()
+    profile = PROFILES[args.env]
+    sizes = pipeline.sizes_for(profile, args.smoke)
+    out = (args.out or default_out(pipeline.folder, profile, args.smoke)).resolve()
     started = time.monotonic()
     try:
-        prepare_out(out, {"seed": args.seed, **asdict(sizes)}, fresh=args.fresh)
-        quickstart = Quickstart(out, sizes, args.seed)
-        phases = quickstart.phases()
+        prepare_out(out, {"env": profile.name, "seed": args.seed, **asdict(sizes)}, fresh=args.fresh)
+        run = pipeline(out, profile, sizes, args.seed)
+        phases = run.phases()
         runner = PhaseRunner(out, len(phases))
         for phase in phases:
             runner.run(phase)
-        log = (out / "logs" / "report.log").read_text(encoding="utf-8")
-        print(log.partition("\n")[2], end="")
+        print(run.result())
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(2) from None
     print(f"finished in {time.monotonic() - started:.0f} s; everything is in {out}")
+
+
+def main() -> None:
+    """Command line."""
+    run_program(Quickstart, "The whole pipeline on generated tasks with a tiny model.")
 
 
 if __name__ == "__main__":

@@ -17,10 +17,11 @@ import numpy as np
 from agent_system.multi_turn_rollout.statistics import bootstrap_mean
 from agent_system.step_discriminator.trajectory_analyzer import get_adapter, label_trajectories
 from agent_system.trajectory import Trajectory, load_trajectories, task_key
+from examples.quickstart.profiles import PROFILES
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_write
 
-NOTE = "generated games, a tiny policy and one seed: an example of the output, not a result of the method"
+NOTE = "generated tasks, a tiny policy and one seed: an example of the output, not a result of the method"
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,20 @@ def load_evaluation(name: str, folder: Path, step: int) -> Evaluation:
     return Evaluation(name, json.loads(record_file.read_text(encoding="utf-8")), episodes)
 
 
-def summarise(evaluation: Evaluation, data_dir: Path) -> dict[str, Any]:
-    """Success with 95 % bootstrap interval over games, steps per success, exact redundancy of the successes by kind."""
+def summarise(evaluation: Evaluation, env: str, data_dir: Path) -> dict[str, Any]:
+    """Success with 95 % bootstrap interval over tasks, steps per success, exact redundancy of the successes by kind;
+    the task score where it can lie between 0 and 1."""
     episodes = evaluation.episodes
     won = [episode for episode in episodes if episode.success]
     games = [task_key(episode.task) for episode in episodes]
-    adapter = get_adapter("alfworld", data_dir)
-    records = label_trajectories(won, adapter.make_game, reveals=adapter.reveals)
+    adapter = get_adapter(env, data_dir)
+    records = label_trajectories(won, adapter)
     labelled = [(episode, record) for episode, record in zip(won, records) if record.redundancy is not None]
     kinds: dict[str, int] = defaultdict(int)
     for _, record in labelled:
         for kind, count in record.kinds().items():
             kinds[kind] += count
+    scores = [episode.task_score or 0.0 for episode in episodes]
     num_steps = sum(record.num_steps for _, record in labelled)
     keys = [task_key(episode.task) for episode, _ in labelled]
     return {
@@ -66,9 +69,10 @@ def summarise(evaluation: Evaluation, data_dir: Path) -> dict[str, Any]:
         "step": evaluation.record["step"],
         "num_games": evaluation.record["num_tasks"],
         "num_episodes": len(episodes),
-        "success": _with_interval([float(episode.success) for episode in episodes], games),
-        "steps_per_success": _with_interval([float(record.num_steps) for _, record in labelled], keys),
-        "redundancy": _with_interval([float(record.redundancy or 0.0) for _, record in labelled], keys),
+        "success": interval([float(episode.success) for episode in episodes], games),
+        "task_score": interval(scores, games) if any(0.0 < score < 1.0 for score in scores) else None,
+        "steps_per_success": interval([float(record.num_steps) for _, record in labelled], keys),
+        "redundancy": interval([float(record.redundancy or 0.0) for _, record in labelled], keys),
         "redundant_steps_by_kind": {kind: count / num_steps for kind, count in sorted(kinds.items())}
         if num_steps
         else {},
@@ -78,7 +82,8 @@ def summarise(evaluation: Evaluation, data_dir: Path) -> dict[str, Any]:
     }
 
 
-def _with_interval(values: list[float], groups: list[str]) -> dict[str, float] | None:
+def interval(values: list[float], groups: list[str]) -> dict[str, float] | None:
+    """Mean of the values and its 95 % bootstrap interval over groups (tasks); None without values."""
     if not values:
         return None
     low, high = bootstrap_mean(values, groups)
@@ -113,15 +118,17 @@ def table(rows: list[dict[str, Any]]) -> str:
         mean, low, high = (f"{scale * value[key]:.{digits}f}" for key in ("mean", "low", "high"))
         return f"{mean} [{low}, {high}]"
 
-    lines = [
-        "| policy | success % [95 % CI] | steps per success | redundant steps % |",
-        "|---|---|---|---|",
+    columns = [
+        ("success % [95 % CI]", "success", 100, 1),
+        ("task score %", "task_score", 100, 1),
+        ("steps per success", "steps_per_success", 1, 1),
+        ("redundant steps %", "redundancy", 100, 1),
     ]
+    shown = [column for column in columns if column[1] != "task_score" or any(row["task_score"] for row in rows)]
+    lines = ["| " + " | ".join(["policy", *(title for title, *_ in shown)]) + " |", "|---" * (len(shown) + 1) + "|"]
     for row in rows:
-        lines.append(
-            f"| {row['policy']} | {cell(row['success'], 100, 1)} | {cell(row['steps_per_success'], 1, 1)} | "
-            f"{cell(row['redundancy'], 100, 1)} |"
-        )
+        cells = [cell(row[key], scale, digits) for _, key, scale, digits in shown]
+        lines.append("| " + " | ".join([row["policy"], *cells]) + " |")
     return "\n".join(lines)
 
 
@@ -171,7 +178,8 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Compare the policies of a quickstart run.")
     parser.add_argument("--out", type=Path, required=True, help="folder of the quickstart run")
-    parser.add_argument("--games", type=Path, required=True, help="data folder of the games")
+    parser.add_argument("--env", choices=PROFILES, default=next(iter(PROFILES)), help="default %(default)s")
+    parser.add_argument("--data-dir", type=Path, required=True, help="data folder of the environment")
     parser.add_argument("--steps", type=int, required=True, help="training steps of both RL runs")
     args = parser.parse_args()
     grpo, evolve = args.out / "grpo", args.out / "traj_evolve"
@@ -183,7 +191,7 @@ def main() -> None:
     panels = {evaluation.record["panel_hash"] for evaluation in evaluations}
     if len(panels) != 1:
         raise UserError(f"the policies were not evaluated on the same games (panels {sorted(panels)})")
-    rows = [summarise(evaluation, args.games) for evaluation in evaluations]
+    rows = [summarise(evaluation, args.env, args.data_dir) for evaluation in evaluations]
     discriminator = json.loads((args.out / "discriminator" / "report.json").read_text(encoding="utf-8"))
     summary = {
         "note": NOTE,
@@ -198,7 +206,8 @@ def main() -> None:
     plot({"GRPO": read_metrics(grpo), "TrajEvolve": read_metrics(evolve)}, args.out / "curves.png")
     atomic_write(args.out / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
     print(table(rows))
-    print(f"\n{rows[0]['num_games']} held-out games, {rows[0]['num_episodes']} episodes each; {NOTE}.")
+    panel = f"{rows[0]['num_games']} held-out {PROFILES[args.env].tasks}, {rows[0]['num_episodes']} episodes each"
+    print(f"\n{panel}; {NOTE}.")
 
 
 if __name__ == "__main__":

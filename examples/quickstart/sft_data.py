@@ -9,29 +9,23 @@ import argparse
 import io
 import logging
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
+from examples.quickstart.profiles import PROFILES, PromptBuilder
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_write
 
 logger = logging.getLogger(__name__)
 
 
-def sft_rows(
-    trajectories: list, *, prompt_style: Literal["full", "compact"], history_length: int
-) -> list[dict[str, str]]:
+def sft_rows(trajectories: list, builder: PromptBuilder) -> list[dict[str, str]]:
     """Rows `{prompt, response, traj_uid, step_index}` of the successful trajectories, in order.
 
     Args:
         trajectories: `agent_system.trajectory.Trajectory` records with expert responses.
-        prompt_style: `full` or `compact`, as `env.alfworld.prompt_style`.
-        history_length: past turns shown, as `env.history_length`.
+        builder: makes the prompts.
     """
-    from agent_system.environments.env_package.alfworld.prompt_builder import AlfworldPromptBuilder
-
-    builder = AlfworldPromptBuilder(prompt_style, history_length)
     rows = []
     for trajectory in trajectories:
         if not trajectory.success:
@@ -66,6 +60,7 @@ def write_parquet(rows: list[dict[str, str]], path: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Turn expert trajectories into SFT parquet files.")
+    parser.add_argument("--env", choices=PROFILES, default=next(iter(PROFILES)), help="default %(default)s")
     parser.add_argument("--trajectories", type=Path, required=True, help="trajectories.jsonl of an expert")
     parser.add_argument("--out", type=Path, required=True, help="folder for train.parquet and val.parquet")
     parser.add_argument("--prompt-style", choices=("full", "compact"), default="compact")
@@ -85,14 +80,13 @@ def main() -> None:
         logger.warning("%s: %d broken records left out", args.trajectories, len(report.bad))
     if len(trajectories) < 2:
         raise SystemExit(f"error: {args.trajectories} holds {len(trajectories)} usable trajectories; at least 2 needed")
+    builder = PROFILES[args.env].prompts(args.prompt_style, args.history_length)
     rng = np.random.default_rng(args.seed)
     order = rng.permutation(len(trajectories))
     held_out = max(1, int(len(trajectories) * args.val_fraction))
     parts = {"val": order[:held_out], "train": order[held_out:]}
     for name, members in parts.items():
-        rows = sft_rows(
-            [trajectories[i] for i in members], prompt_style=args.prompt_style, history_length=args.history_length
-        )
+        rows = sft_rows([trajectories[i] for i in members], builder)
         if not rows:
             raise SystemExit(f"error: the {name} part of {args.trajectories} has no successful trajectory")
         shuffled = [rows[i] for i in rng.permutation(len(rows))]

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tiny Qwen2-architecture policy with its own tokenizer: `python -m examples.quickstart.tiny_policy`.
 
-The tokenizer is a byte-level BPE trained on the games' own texts. Frequent phrases ("cabinet 1", "go to ") are added
-tokens, so prompts stay near 100 tokens. It is of Qwen2's own tokenizer class, because `AutoTokenizer` gives every
-Qwen2 model that class, whatever its tokenizer file says.
+The tokenizer is a byte-level BPE trained on the environment's own texts. Frequent phrases ("cabinet 1", "go to ",
+"click[navy blue]") are added tokens, so prompts stay near 100 tokens. It is of Qwen2's own tokenizer class, because
+`AutoTokenizer` gives every Qwen2 model that class, whatever its tokenizer file says.
 """
 
 import argparse
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_system.step_discriminator.step_prompt import LABELS
+from examples.quickstart.shop_phrases import mine_clicks, without_clicks
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_dir
 
@@ -36,7 +38,9 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(texts: Iterable[str], *, vocab_size: int, num_phrases: int) -> "PreTrainedTokenizerBase":
+def train_tokenizer(
+    texts: Iterable[str], *, vocab_size: int, num_phrases: int, phrases: str = "things"
+) -> "PreTrainedTokenizerBase":
     """Qwen2's own tokenizer class trained on `texts`, with frequent phrases, the action tags and the discriminator's
     two answers as added tokens.
 
@@ -44,16 +48,18 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, num_phrases: int) 
         texts: training text, one prompt or response each.
         vocab_size: entries of the byte-level BPE, the 256 bytes and the chat markers among them.
         num_phrases: at most so many phrases become single tokens.
+        phrases: how they are found, a key of `PHRASES`.
     """
     from tokenizers import AddedToken, pre_tokenizers
     from transformers import Qwen2Tokenizer
 
     texts = list(texts)
+    mode = PHRASES[phrases]
+    # Not special: decoding a response must keep the tags for the action parser.
+    added = [*TAGS, *LABELS, *mode.find(texts, num_phrases)]
     vocab = {token: index for index, token in enumerate([PAD, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     blank = Qwen2Tokenizer(vocab=vocab, merges=[], eos_token=EOS, pad_token=PAD, extra_special_tokens=[BOS])
-    tokenizer = blank.train_new_from_iterator(texts, vocab_size=vocab_size, show_progress=False)
-    # Not special: decoding a response must keep the tags for the action parser.
-    added = [*TAGS, *LABELS, *mine_phrases(texts, num_phrases)]
+    tokenizer = blank.train_new_from_iterator(mode.rest(texts), vocab_size=vocab_size, show_progress=False)
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in added])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
@@ -82,12 +88,30 @@ def mine_phrases(texts: Iterable[str], limit: int) -> list[str]:
     return [phrase for phrase, count in frequent if count > 1 and len(phrase) > 2][:limit]
 
 
+@dataclass(frozen=True)
+class PhraseMode:
+    """How a tokenizer is fitted to an environment.
+
+    find: (texts, at most so many) -> phrases. rest: texts -> what the byte-level BPE learns from.
+    """
+
+    find: Callable[[Iterable[str], int], list[str]]
+    rest: Callable[[Iterable[str]], list[str]]
+
+
+PHRASES: Mapping[str, PhraseMode] = {
+    "things": PhraseMode(mine_phrases, list),
+    "clicks": PhraseMode(mine_clicks, without_clicks),
+}
+
+
 def make_policy(
     out: Path,
     texts: Iterable[str],
     *,
     vocab_size: int = 512,
     num_phrases: int = 640,
+    phrases: str = "things",
     hidden_size: int = 128,
     num_layers: int = 3,
     num_heads: int = 4,
@@ -104,7 +128,7 @@ def make_policy(
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    tokenizer = train_tokenizer(texts, vocab_size=vocab_size, num_phrases=num_phrases)
+    tokenizer = train_tokenizer(texts, vocab_size=vocab_size, num_phrases=num_phrases, phrases=phrases)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -145,6 +169,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write (Hugging Face format)")
     parser.add_argument("--vocab-size", type=int, default=512, help="entries of the BPE (default 512)")
     parser.add_argument("--num-phrases", type=int, default=640, help="phrases that are single tokens (default 640)")
+    parser.add_argument("--phrases", choices=PHRASES, default="things", help="how they are found (default things)")
     parser.add_argument("--hidden-size", type=int, default=128, help="default 128")
     parser.add_argument("--num-layers", type=int, default=3, help="default 3")
     parser.add_argument("--seed", type=int, default=0, help="seed of the initial weights")
@@ -155,6 +180,7 @@ def main() -> None:
         texts,
         vocab_size=args.vocab_size,
         num_phrases=args.num_phrases,
+        phrases=args.phrases,
         hidden_size=args.hidden_size,
         num_layers=args.num_layers,
         mlp_size=2 * args.hidden_size,

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from examples.quickstart.phases import Phase, PhaseRunner
-from examples.quickstart.pipeline import FULL, prepare_out
+from examples.quickstart.pipeline import Quickstart, default_out, prepare_out
+from examples.quickstart.profiles import PROFILES
 from examples.quickstart.sft_data import sft_rows
+from examples.quickstart.shop_phrases import mine_clicks
 from examples.quickstart.tiny_policy import TAGS, make_policy, mine_phrases
 from verl.utils.errors import UserError
 
@@ -49,11 +51,12 @@ def test_policy_folder_loads_with_the_auto_classes_and_keeps_its_tokens(tmp_path
 def test_sft_rows_leave_mistakes_out_as_targets_but_not_as_history(tmp_path: Path) -> None:
     from agent_system.environments.env_package.alfworld.generate import generate_games
     from agent_system.step_discriminator.trajectory_analyzer.collect import CollectOptions, collect
+    from agent_system.step_discriminator.trajectory_analyzer.expert_sources import AlfworldExperts
 
     generate_games(tmp_path / "games", train=6, valid_seen=1, valid_unseen=1, seed=3, max_receptacles=6)
     options = CollectOptions(detour_rate=0.2, error_rate=0.3, seed=1, max_steps=50)
-    trajectories = collect(tmp_path / "games", "train", 6, options)
-    rows = sft_rows(trajectories, prompt_style="compact", history_length=2)
+    trajectories = collect(AlfworldExperts(tmp_path / "games"), "train", 6, options)
+    rows = sft_rows(trajectories, PROFILES["alfworld"].prompts("compact", 2))
     won = [trajectory for trajectory in trajectories if trajectory.success]
     mistakes = [step.action for trajectory in won for step in trajectory.steps if step.expert_kind == "mistake"]
     assert mistakes
@@ -92,18 +95,65 @@ def test_output_folder_is_neither_mixed_nor_deleted_by_accident(tmp_path: Path) 
     prepare_out(out, {"seed": 1}, fresh=True)
 
 
-def test_full_size_trains_on_games_that_are_not_evaluated() -> None:
-    assert FULL.unseen_games * FULL.eval_samples >= 200
-    assert FULL.train_games >= 1000
+@pytest.mark.parametrize("name", PROFILES)
+def test_full_size_trains_on_many_tasks_and_evaluates_enough(name: str) -> None:
+    full = PROFILES[name].full
+    assert full.held_out * full.eval_samples >= 200
+    assert full.demonstrations >= 1000
 
 
-@pytest.mark.slow  # about 80 s: every program of the pipeline, on Ray
-def test_smoke_run_writes_everything(tmp_path: Path) -> None:
-    out = tmp_path / "quick"
-    script = ROOT / "examples" / "quickstart" / "run.sh"
-    result = subprocess.run(
-        ["bash", str(script), "--smoke", "--out", str(out)], capture_output=True, text=True, timeout=600, check=False
+def test_the_pipeline_knows_an_environment_by_its_profile_only(tmp_path: Path) -> None:
+    """The same phases for every environment, each naming only its own scripts and settings."""
+    runs = {name: Quickstart(tmp_path, p, p.full, 0).phases() for name, p in PROFILES.items()}
+    alfworld, webshop = runs["alfworld"], runs["webshop"]
+    assert [phase.name for phase in alfworld][1:] == [phase.name for phase in webshop][1:]
+    for name, other in (("alfworld", "webshop"), ("webshop", "alfworld")):
+        words = " ".join(text for phase in runs[name] for text in phase.command)
+        assert f"run_{name}.sh" in words and f"run_credit_analysis_{name}.sh" in words
+        assert f"env.{name}." in words and f"env.{other}." not in words and f"_{other}.sh" not in words
+        for phase in runs[name]:
+            paths = [Path(text) for text in phase.command if text.endswith(".sh")]
+            assert all(path.is_file() for path in paths)
+    folders = [
+        default_out(Quickstart.folder, profile, smoke).name for profile in PROFILES.values() for smoke in (False, True)
+    ]
+    assert folders == ["quickstart", "quickstart-smoke", "quickstart-webshop", "quickstart-webshop-smoke"]
+
+
+def test_a_click_is_one_token_on_the_page_and_in_the_response(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    page = "Task: a mug, size 200 ml\nclick[g000000001] red mug $12.49\nsize: click[200 ml] click[< prev]\nActions:"
+    texts = [page, "<think>open this one</think><action>click[g000000001]</action>", "<action>search[mug]</action>"] * 3
+    phrases = mine_clicks(texts, 100)
+    assert {"click[g000000001]", "click[< prev]", " 200 ml", "search[", " $12", ".49", "open this one"} <= set(phrases)
+    assert not any("red mug" in phrase for phrase in phrases)
+    make_policy(
+        tmp_path / "policy", texts, vocab_size=300, num_phrases=50, phrases="clicks", hidden_size=32, mlp_size=64
     )
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
+    assert tokenizer.tokenize(texts[1]) == [
+        "<think>",
+        "open this one",
+        "</think>",
+        "<action>",
+        phrases_in(texts[1]),
+        "</action>",
+    ]
+    for text in texts:
+        assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+
+
+def phrases_in(response: str) -> str:
+    return response.partition("<action>")[2].partition("</action>")[0]
+
+
+@pytest.mark.slow  # about 80 s each: every program of the pipeline, on Ray
+@pytest.mark.parametrize("name", PROFILES)
+def test_smoke_run_writes_everything(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "quick"
+    command = ["bash", str(ROOT / "examples" / "quickstart" / "run.sh"), "--env", name, "--smoke", "--out", str(out)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
     for name in ("summary.json", "curves.png", "credit_analysis.json", "trajectories.jsonl"):
         assert (out / name).stat().st_size > 0, name
@@ -112,8 +162,6 @@ def test_smoke_run_writes_everything(tmp_path: Path) -> None:
     assert len({row["num_episodes"] for row in summary["policies"]}) == 1
     for row in summary["policies"]:
         assert f"| {row['policy']} |" in result.stdout
-    again = subprocess.run(
-        ["bash", str(script), "--smoke", "--out", str(out)], capture_output=True, text=True, timeout=120, check=False
-    )
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert again.returncode == 0
     assert again.stderr.count("done before") == 10
