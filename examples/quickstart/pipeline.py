@@ -87,6 +87,7 @@ class Quickstart:
         policy = self._module(
             "examples.quickstart.tiny_policy", "--texts", self.sft_data / "train.parquet", "--out", self.init,
             "--phrases", profile.phrases, "--vocab-size", profile.vocab_size, "--num-phrases", profile.num_phrases,
+            "--rows", profile.tokenizer_rows,
             "--seed", self.seed,
         )  # fmt: skip
         sft = self._module(

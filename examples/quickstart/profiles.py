@@ -60,6 +60,8 @@ class Profile:
     """(prompt style, history length) -> builder."""
     phrases: str
     """How the tokenizer finds its whole-token phrases: a key of `tiny_policy.PHRASES`."""
+    tokenizer_rows: int
+    """SFT rows that the tokenizer is fitted to."""
     vocab_size: int
     num_phrases: int
     detour_rate: float
@@ -134,6 +136,7 @@ _ALFWORLD = Profile(
     ),
     prompts=_alfworld_prompts,
     phrases="things",
+    tokenizer_rows=10_000,
     vocab_size=512,
     num_phrases=640,
     detour_rate=0.15,
@@ -161,7 +164,7 @@ _WEBSHOP = Profile(
         world={"products": 1000, "goals": 4000},
         demonstrations=3000,
         held_out=120,
-        sft_steps=500,
+        sft_steps=600,
         sft_batch=64,
         analysed=800,
         discriminator_steps=80,
@@ -189,9 +192,10 @@ _WEBSHOP = Profile(
     ),
     prompts=_webshop_prompts,
     phrases="clicks",
+    tokenizer_rows=40_000,
     vocab_size=1408,
-    num_phrases=2560,
-    detour_rate=0.15,
+    num_phrases=4096,
+    detour_rate=0.1,
     error_rate=0.05,
     history_length=2,
     max_prompt_length=320,

@@ -166,6 +166,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Make a randomly initialised tiny policy and its tokenizer.")
     parser.add_argument("--texts", type=Path, required=True, help="SFT parquet file whose texts train the tokenizer")
+    parser.add_argument("--rows", type=int, default=10_000, help="rows of the file that are read (default 10,000)")
     parser.add_argument("--out", type=Path, required=True, help="folder to write (Hugging Face format)")
     parser.add_argument("--vocab-size", type=int, default=512, help="entries of the BPE (default 512)")
     parser.add_argument("--num-phrases", type=int, default=640, help="phrases that are single tokens (default 640)")
@@ -174,7 +175,7 @@ def main() -> None:
     parser.add_argument("--num-layers", type=int, default=3, help="default 3")
     parser.add_argument("--seed", type=int, default=0, help="seed of the initial weights")
     args = parser.parse_args()
-    texts = read_sft_texts(args.texts, limit=10_000)
+    texts = read_sft_texts(args.texts, limit=args.rows)
     count = make_policy(
         args.out,
         texts,

@@ -245,7 +245,7 @@ def _turn(live: np.ndarray, number: int, tokens: int) -> TurnRecord:
     }
     info = {"action": "look", "is_action_valid": True, "won": False, "task": {}}
     return TurnRecord(
-        turn=number, seats=live, tensors=tensors, observations=[f"observation {seat}" for seat in live],
+        seats=live, tensors=tensors, observations=[f"observation {seat}" for seat in live],
         admissible=[["look"]] * rows, state_keys=[f"state {seat}" for seat in live], responses=["look"] * rows,
         rewards=np.full(rows, 0.5, dtype=np.float32), dones=np.zeros(rows, dtype=bool), infos=[info] * rows,
         next_observations=["next"] * rows,

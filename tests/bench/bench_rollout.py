@@ -299,8 +299,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     import ray
 
-    from verl.single_controller.ray import RayWorkerGroup  # noqa: F401  (its imports come before Ray starts)
-
     started = not ray.is_initialized()
     if started:
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)

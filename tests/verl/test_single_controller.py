@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -79,6 +80,11 @@ class Calculator(Worker):
     @register(dispatch_mode=Dispatch.ALL_TO_ALL)
     def echo(self, value: Any) -> Any:
         return value
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sleep(self, seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     def who(self, suffix: str) -> str:
@@ -198,6 +204,29 @@ def test_futures_pass_from_call_to_call(group: WorkerGroup) -> None:
     assert group.scale_rows(future).batch["y"].tolist() == [0.0, 4.0, 8.0, 12.0]
 
 
+def test_submitted_calls_run_in_order_and_end_like_the_others(group: WorkerGroup) -> None:
+    marked = rows(5)
+    marked.meta_info[DataProtoConfig.auto_padding_key] = True
+    calls = [group.submit("scale_rows", rows(4)), group.submit("scale_rows", marked), group.submit("double", [3, 4])]
+    ranked = group.submit("who", "?")
+    assert calls[2].result() == [6, 8] and ranked.result() == "0?"
+    assert calls[1].result().batch["y"].tolist() == [0.0, 2.0, 4.0, 6.0, 8.0]
+    assert calls[0].result().batch["y"].tolist() == [0.0, 2.0, 4.0, 6.0]
+    failing = group.submit("fail", "no such thing")
+    assert group.submit("double", [1, 2]).result() == [2, 4]
+    with pytest.raises(UserError, match="no such thing"):
+        failing.result()
+    with pytest.raises(AttributeError, match="'unregistered' is no registered method"):
+        group.submit("unregistered")
+
+
+def test_a_submitted_call_does_not_wait(group: WorkerGroup) -> None:
+    start = time.monotonic()
+    call = group.submit("sleep", 1.0)
+    assert time.monotonic() - start < 0.9
+    assert call.result() == [1.0, 1.0] and time.monotonic() - start >= 1.0
+
+
 def test_other_dispatch_modes(group: WorkerGroup) -> None:
     assert group.double([3, 4]) == [6, 8]
     with pytest.raises(AssertionError, match="each of the 2 ranks"):
@@ -295,7 +324,8 @@ def test_local_group_equals_ray_group(group: WorkerGroup) -> None:
     assert ours.non_tensor_batch["name"].tolist() == theirs.non_tensor_batch["name"].tolist()
     later, theirs_later = local.scale_rows_later(data).get(), group.scale_rows_later(data).get()
     assert later.batch["x"].equal(theirs_later.batch["x"])
-    assert local.who("!") == group.who("!")
+    assert local.submit("scale_rows", data).result().batch["y"].equal(theirs.batch["y"])
+    assert local.who("!") == group.who("!") == local.submit("who", "!").result()
     assert local.echo("c") == ["c"] and local.execute_all_sync("unregistered") == [0]
     with pytest.raises(UserError, match=r"^wrong$"):
         local.fail("wrong")

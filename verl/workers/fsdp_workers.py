@@ -157,7 +157,7 @@ class ActorRolloutRefWorker(ModelWorker):
 
     def _build_rollout(self, path: str) -> BaseRollout:
         rollout, model_config, fsdp_config = self.config.rollout, self.config.model, self.config.actor.fsdp_config
-        # Half precision on a CPU is slower, and its sampling would drift from the float32 policy that is trained.
+        # On a CPU as the policy: half precision gains little there, and its sampling would drift from what is trained.
         on_cpu = self.device.type == "cpu"
         precision = resolve_precision(fsdp_config, self.device)
         spec = EngineSpec(

@@ -204,9 +204,11 @@ def test_shrinking_and_async_change_no_training_data(model: Path, group: Any, sy
 def test_reruns_are_identical_and_members_differ(model: Path, group: Any, sync_result: RolloutResult) -> None:
     with rollout_session(group, version=3):
         again = Games(model).roll(group)
+        later = [Games(model, "async").roll(group) for _ in range(2)]
         other = Games(model, seed=1).roll(group)
     assert_same_data(sync_result, again)
-    assert torch.equal(sync_result.batch.batch["rollout_log_probs"], again.batch.batch["rollout_log_probs"])
+    for first, second in ((sync_result, again), later):
+        assert torch.equal(first.batch.batch["rollout_log_probs"], second.batch.batch["rollout_log_probs"])
     assert [e.steps for e in other.episodes] != [e.steps for e in again.episodes]
     for start in range(0, 12, 4):
         first = {episode.steps[0].response for episode in again.episodes[start : start + 4]}
