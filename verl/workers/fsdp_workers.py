@@ -36,6 +36,7 @@ from verl.workers.model_worker import ModelMemory, ModelWorker
 from verl.workers.rollout.base import BaseRollout, EngineSpec
 from verl.workers.rollout.engines import load_engine
 from verl.workers.rollout.probe import PolicyProbe, probe_tolerance
+from verl.workers.rollout.sampling import resolve_sampling
 
 __all__ = ["ActorRolloutRefWorker", "CriticWorker", "create_device_mesh", "get_sharding_strategy"]
 
@@ -233,6 +234,11 @@ class ActorRolloutRefWorker(ModelWorker):
     def rollout_version(self) -> int:
         """Version of the engine's weights, -1 before the first session."""
         return self.rollout.version
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def gives_log_probs(self) -> bool:
+        """Whether the engine says what it samples from in training, see `BaseRollout.gives_log_probs`."""
+        return self.rollout.gives_log_probs(resolve_sampling(self.config.rollout, {}))
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:

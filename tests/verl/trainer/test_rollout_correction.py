@@ -28,6 +28,8 @@ from verl.trainer.ppo.rollout_correction import (
     rollout_kl,
 )
 from verl.utils.errors import UserError
+from verl.workers.rollout.hf_rollout import HFRollout
+from verl.workers.rollout.sampling import SamplingParams
 
 LENGTHS = (5, 1, 3, 0)
 
@@ -150,6 +152,20 @@ def test_an_engine_without_log_probs() -> None:
     for config in (RolloutCorrectionConfig(rollout_is="token"), RolloutCorrectionConfig(rollout_rs="token")):
         with pytest.raises(UserError, match=r"temperature=1 .*rollout_is and rollout_rs to null"):
             add_rollout_correction(batch, config)
+
+
+def test_an_engine_without_log_probs_is_refused_at_start(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[SamplingParams] = []
+    monkeypatch.setattr(HFRollout, "gives_log_probs", lambda engine, sampling: asked.append(sampling))
+    warm = "actor_rollout_ref.rollout.temperature=0.7"
+    toy_trainer(toy_config(model, tmp_path, warm)).init_workers()
+    assert asked[-1].temperature == 0.7
+    for name in ("rollout_is=token", "rollout_rs=sequence"):
+        trainer = toy_trainer(toy_config(model, tmp_path, warm, f"algorithm.rollout_correction.{name}"))
+        with pytest.raises(UserError, match=r"temperature=1 .*rollout_is and rollout_rs to null"):
+            trainer.init_workers()
 
 
 @pytest.fixture(scope="module")

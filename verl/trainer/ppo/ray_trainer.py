@@ -37,7 +37,7 @@ from verl.trainer.ppo.metric_utils import (
 )
 from verl.trainer.ppo.recipes import TrainerContext, TrainerHook, load_hooks, save_hooks
 from verl.trainer.ppo.roles import AdvantageEstimator, ResourcePoolManager, Role, WorkerType
-from verl.trainer.ppo.rollout_correction import add_rollout_correction, correct_rows
+from verl.trainer.ppo.rollout_correction import add_rollout_correction, check_engine, correct_rows
 from verl.trainer.ppo.step import (
     Collector,
     EpisodeWriter,
@@ -188,6 +188,7 @@ class RayPPOTrainer:
             hook.init_workers(self._context(StepState(self.global_step)))
         logger.info("building the policy and its rollout engine")
         self.actor_rollout_wg.init_model()
+        check_engine(self.config.algorithm.rollout_correction, all(self.actor_rollout_wg.gives_log_probs()))
 
     @property
     def actor_rollout_wg(self) -> Any:

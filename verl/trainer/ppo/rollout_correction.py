@@ -27,7 +27,14 @@ from verl.utils.torch_functional import masked_mean
 if TYPE_CHECKING:
     from verl.trainer.config.schema import RolloutCorrectionConfig
 
-__all__ = ["add_rollout_correction", "correct_rows", "importance_weights", "kept_tokens", "rollout_kl"]
+__all__ = [
+    "add_rollout_correction",
+    "check_engine",
+    "correct_rows",
+    "importance_weights",
+    "kept_tokens",
+    "rollout_kl",
+]
 
 WEIGHTS = "rollout_is_weights"
 """Column: float32 ``(B, R)``, factors of the advantages."""
@@ -82,6 +89,24 @@ def kept_tokens(log_ratio: Tensor, mask: Tensor, level: str, low: float, high: f
     return (ratios >= low) & (ratios <= high) & mask.bool()
 
 
+def check_engine(config: RolloutCorrectionConfig, gives_log_probs: bool) -> None:
+    """Refuse a correction that nothing can be computed from.
+
+    Args:
+        gives_log_probs: whether the engine says what it sampled from, at the sampling parameters of training.
+
+    Raises:
+        UserError: it does not, and a correction is asked for.
+    """
+    if config.is_on and not gives_log_probs:
+        raise UserError(
+            "algorithm.rollout_correction needs the log-probs of the distribution that was sampled from, and this "
+            "engine gives none at these sampling parameters; set actor_rollout_ref.rollout.temperature=1 with "
+            "top_p=1 and top_k=-1, install vLLM 0.10.2 or newer, or set algorithm.rollout_correction.rollout_is "
+            "and rollout_rs to null"
+        )
+
+
 def add_rollout_correction(batch: DataProto, config: RolloutCorrectionConfig) -> dict[str, float]:
     """Metrics of the distance between engine and policy, and the columns that `correct_rows` applies.
 
@@ -92,17 +117,11 @@ def add_rollout_correction(batch: DataProto, config: RolloutCorrectionConfig) ->
         ``training/rollout_probs_diff_*`` and ``rollout_corr/*``; empty without ``rollout_log_probs``.
 
     Raises:
-        UserError: a correction is asked for, and the engine does not say what it sampled from.
+        UserError: as `check_engine`.
     """
     tensors = tensors_of(batch)
     if "rollout_log_probs" not in tensors:
-        if config.is_on:
-            raise UserError(
-                "algorithm.rollout_correction needs the log-probs of the distribution that was sampled from, and this "
-                "engine gives none at these sampling parameters; set actor_rollout_ref.rollout.temperature=1 with "
-                "top_p=1 and top_k=-1, install vLLM 0.10.2 or newer, or set algorithm.rollout_correction.rollout_is "
-                "and rollout_rs to null"
-            )
+        check_engine(config, gives_log_probs=False)
         return {}
     mask = tensors["response_mask"].float()
     log_ratio = tensors["old_log_probs"].float() - tensors["rollout_log_probs"].float()
