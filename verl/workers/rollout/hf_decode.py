@@ -260,7 +260,7 @@ class Run:
     """One entry a row: key, ids, mask, seed."""
 
     def add(self, keys: Tensor, input_ids: Tensor, attention_mask: Tensor, seeds: Tensor) -> None:
-        """Rows ``(B, ...)``, left-padded prompts of any width."""
+        """Rows ``(B, ...)``; their left-padded prompts are as wide as those that wait."""
         self.waiting += zip(keys, input_ids, attention_mask, seeds)
 
     def advance(self, share: float) -> tuple[Tensor, Generation]:
