@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from agent_system.environments.prompt_builder import PromptBuilder
 from agent_system.environments.task_stream import TaskStream
 from agent_system.environments.vector_env import Info, Task, VectorEnv
 from agent_system.memory import SimpleMemory
@@ -61,7 +62,8 @@ def to_numpy(data: Any) -> np.ndarray:
 
 
 class EnvironmentManagerBase:
-    """Shared step, reset and success evaluation. A subclass writes `build_text_obs` and may extend the hooks.
+    """Shared step, reset and success evaluation. A subclass sets `builder`, or writes `build_text_obs`, and may extend
+    the hooks.
 
     Every info dict of `reset` and `step` carries: `won` (bool), `admissible_actions` (list of str), `state_key` (str,
     the facts after the step), `task` (dict: what rebuilds the episode, plus `instruction` and `task_type`). Those of
@@ -69,6 +71,9 @@ class EnvironmentManagerBase:
     (bool: the environment offered this action), `is_malformed` (bool: valid form, but no usable action in it).
     Optional: `tool_calling` (0/1), `task_score` (float).
     """
+
+    builder: PromptBuilder | None = None
+    """Makes the prompts of `build_text_obs`."""
 
     def __init__(
         self,
@@ -190,7 +195,22 @@ class EnvironmentManagerBase:
 
         The task, the current observation and the admissible actions are in it whatever `max_history` is.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not build prompts")
+        if self.builder is None:
+            raise NotImplementedError(f"{type(self).__name__} does not build prompts")
+        return [
+            self.builder.build(
+                self.instruction(slot),
+                self.history(slot),
+                self.observation(slot),
+                self.admissible_actions(slot),
+                max_history,
+            )
+            for slot in slots
+        ]
+
+    def instruction(self, slot: int) -> str:
+        """The task of `slot` in words."""
+        return str(self._tasks[slot]["instruction"])
 
     def history_shown(self, slot: int) -> int:
         """How many past turns the prompt of `slot` shows by default."""

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from examples.quickstart.profiles import PROFILES, PromptBuilder
+from agent_system.environments.prompt_builder import PromptBuilder
+from examples.quickstart.profiles import PROFILES
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_write
 

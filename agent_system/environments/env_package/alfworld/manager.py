@@ -114,17 +114,9 @@ class AlfWorldEnvironmentManager(EnvironmentManagerBase):
     def on_reset(self, observations: Sequence[str], infos: Sequence[Info]) -> None:
         self._instructions = [extract_task(observation) for observation in observations]
 
-    def build_text_obs(self, slots: Sequence[int], max_history: int | None = None) -> list[str]:
-        return [
-            self.builder.build(
-                self._instructions[slot],
-                self.history(slot),
-                self.observation(slot),
-                self.admissible_actions(slot),
-                max_history,
-            )
-            for slot in slots
-        ]
+    def instruction(self, slot: int) -> str:
+        """See `EnvironmentManagerBase.instruction`."""
+        return self._instructions[slot]
 
     def task_record(self, slot: int) -> dict[str, Any]:
         return {**self._tasks[slot], "instruction": TASK_MARKER + self._instructions[slot]}
