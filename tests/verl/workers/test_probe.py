@@ -115,6 +115,19 @@ def test_a_small_change_that_does_not_arrive_is_noticed(tiny_model_dir: Path, mo
         group.start_rollout(1)
 
 
+def test_small_steps_that_never_arrive_add_up(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = make_group(worker_config(tiny_model_dir, rollout={"weight_probe_tolerance": 1.0}))
+    group.start_rollout(0)
+    expected = group.worker.probe.log_probs()
+    # Every step is far too small to be noticed alone: a hundredth of the tolerance.
+    moved = iter(range(1, 100))
+    monkeypatch.setattr(group.worker.probe, "log_probs", lambda: expected + 0.01 * next(moved))
+    with pytest.raises(StaleWeightsError, match="did not reach the rollout engine"):
+        for version in range(1, 20):
+            group.start_rollout(version)
+    assert version in (10, 11)
+
+
 def test_keys_of_the_config(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for rollout in ({"weight_probe": False}, {"weight_probe_tolerance": 100.0}):
         group = make_group(worker_config(tiny_model_dir, rollout=rollout))

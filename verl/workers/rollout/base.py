@@ -97,7 +97,7 @@ class BaseRollout(ABC):
         self.pad_token_id = pad_token_id
         self.version = -1
         self.seed_generator = torch.Generator().manual_seed(seed)
-        self._last_probe: tuple[Tensor, Tensor] | None = None
+        self._last_change: tuple[Tensor, Tensor] | None = None
         self._under_way: dict[int, tuple[Tensor, Tensor]] = {}
 
     @classmethod
@@ -148,17 +148,18 @@ class BaseRollout(ABC):
 
         Raises:
             StaleWeightsError: the mean absolute difference exceeds ``rollout.weight_probe_tolerance`` (null: by dtype),
-                or the policy has moved and the engine has not at all; names the first part that differs.
+                or the policy has moved since the engine last did; names the first part that differs.
         """
         found = self.probe_log_probs(probe.tokens)
         allowed = self.config.weight_probe_tolerance or probe_tolerance(self.dtype, probe.dtype)
         difference = float((found - expected).abs().mean())
         is_frozen = False
-        if self._last_probe is not None:
-            last_expected, last_found = self._last_probe
-            moved = float((expected - last_expected).abs().mean())
-            is_frozen = moved > _NOTICEABLE * allowed and torch.equal(found, last_found)
-        self._last_probe = expected, found
+        if self._last_change is not None and torch.equal(found, self._last_change[1]):
+            moved = float((expected - self._last_change[0]).abs().mean())
+            is_frozen = moved > _NOTICEABLE * allowed
+        else:
+            # Small steps of the policy add up from the sync at which the engine last moved.
+            self._last_change = expected, found
         # Written so that NaN is a difference.
         is_stale = not difference <= allowed
         if not _on_any_rank(is_stale or is_frozen):
@@ -176,7 +177,7 @@ class BaseRollout(ABC):
         if is_frozen:
             raise StaleWeightsError(
                 f"the sync of version {self.version} did not reach the rollout engine: the policy's log-probs of the "
-                "probe prompt have changed since the last sync, and the engine's are the same to the last bit"
+                "probe prompt have changed, and the engine's are the same to the last bit as before"
             )
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
