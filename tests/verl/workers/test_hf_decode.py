@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
 from tests.helpers.streams import assert_equal_rows, named, stream
 from tests.verl.workers.support import prompt_batch
@@ -112,3 +112,15 @@ def test_layers_with_a_window_let_rows_join_when_all_have_ended(tiny_model_dir: 
     ended, _ = stream(rollout, named(prompts, 0.25), [3, 13])
     for row, single in ended.items():
         assert torch.equal(single.batch["responses"][0], whole.batch["responses"][row])
+
+
+def test_ended_rows_ask_for_no_position_beyond_the_last(tiny_model_dir: Path) -> None:
+    prompts = prompt_batch(tiny_model_dir, repeat=3)
+    longest = int(prompts.batch["attention_mask"].sum(dim=1).max()) + LENGTH
+    size = int(prompts.batch["input_ids"].max()) + 1
+    torch.manual_seed(0)
+    # Learned positions: a table that has no entry for one more.
+    learned = GPT2LMHeadModel(GPT2Config(vocab_size=size, n_positions=longest, n_embd=32, n_layer=2, n_head=2)).eval()
+    whole = engine(learned).generate_sequences(prompts)
+    ended, _ = stream(engine(learned, max_num_seqs=6), named(prompts, 0.1), [5, 3, 0, 9, 7])
+    assert_equal_rows(ended, whole)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.verl.workers.support import RESPONSE_LENGTH, make_group, prompt_batch, training_batch, worker_config
 from verl.protocol import DataProto
@@ -17,6 +17,7 @@ from verl.utils.errors import UserError
 from verl.utils.torch_functional import get_response_mask
 from verl.workers import model_worker
 from verl.workers.model_worker import ModelMemory
+from verl.workers.rollout.base import EngineSpec
 from verl.workers.rollout.hf_rollout import HFRollout
 from verl.workers.rollout.sampling import SamplingParams
 from verl.workers.rollout.session import rollout_session
@@ -255,3 +256,23 @@ def test_messages_for_a_missing_model_and_another_engine(tiny_model_dir: Path, t
     config = worker_config(tiny_model_dir)
     with pytest.raises(UserError, match=r"rollout\.name=vllm"):
         make_group(replace(config, rollout=replace(config.rollout, name="vllm")))
+
+
+@pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
+def test_positions_that_depend_on_other_rows_are_refused(tmp_path: Path, scaling: str) -> None:
+    rope = {"rope_type": scaling, "factor": 4.0, "rope_theta": 10000.0}
+    if scaling == "longrope":
+        # One factor for each pair of numbers of a head.
+        rope |= {"original_max_position_embeddings": 32, "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+    LlamaConfig(
+        vocab_size=60, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,
+        max_position_embeddings=32, rope_parameters=rope,
+    ).save_pretrained(tmp_path)  # fmt: skip
+    for response, refused in ((16, False), (17, True)):
+        config = RolloutConfig(prompt_length=16, response_length=response)
+        spec = EngineSpec(config, str(tmp_path), torch.device("cpu"), torch.float32, (2,), 0)
+        if refused:
+            with pytest.raises(UserError, match="at most 32 instead of 33"):
+                HFRollout.build(spec)
+        else:
+            HFRollout.build(spec)

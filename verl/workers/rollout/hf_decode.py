@@ -208,7 +208,9 @@ class DecodeBatch:
         # Every row ends in the last column, the new one, so its tokens are the last of all columns.
         columns = self._cache.get_seq_length() + 1
         mask = torch.arange(columns, device=chosen.device) >= columns - 1 - state.lengths[:, None]
-        state.logits = self._forward(chosen[:, None], mask, state.lengths[:, None], self._cache)
+        # Ended rows stay for a while; their positions must not run past the longest that the model knows.
+        positions = torch.where(state.live, state.lengths, 0)
+        state.logits = self._forward(chosen[:, None], mask, positions[:, None], self._cache)
         state.lengths = state.lengths + 1
 
     def _set_aside(self, state: _State) -> None:

@@ -9,7 +9,7 @@ they leave the batch (`hf_decode`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from verl.trainer.config.worker_sections import RolloutConfig
+from verl.utils.errors import UserError
 from verl.utils.model import compute_position_id_with_mask
 from verl.workers.model_builder import load_config
 from verl.workers.rollout.base import BaseRollout, EngineSpec, Generation
@@ -67,6 +68,7 @@ class HFRollout(BaseRollout):
         model_config = load_config(
             spec.model_path, override_config=spec.override_config, trust_remote_code=spec.trust_remote_code
         )
+        _check_rotary_scaling(model_config.to_dict(), spec)
         # The initial weights are never used, and drawing them must not move the process-wide generators.
         devices = [] if spec.device.type == "cpu" else [spec.device]
         with torch.random.fork_rng(devices=devices), spec.device:
@@ -218,3 +220,26 @@ class HFRollout(BaseRollout):
 
     def _empty_cache(self) -> DynamicCache:
         return DynamicCache(config=self.module.config)
+
+
+# Rotary embeddings whose frequencies depend on the longest row of a batch.
+_SHARED_SCALINGS = ("dynamic", "longrope")
+
+
+def _check_rotary_scaling(model: Mapping[str, Any], spec: EngineSpec) -> None:
+    """Refuse models in which a long row changes what the rows beside it say; ``model``: the model's configuration.
+
+    Raises:
+        UserError: such a scaling, and rows may be long enough for it.
+    """
+    parameters = model.get("rope_parameters") or {}
+    for kind in [parameters, *(value for value in parameters.values() if isinstance(value, dict))]:
+        limit = kind.get("original_max_position_embeddings") or model.get("max_position_embeddings")
+        longest = spec.config.max_row_length
+        if kind.get("rope_type") in _SHARED_SCALINGS and limit is not None and longest > limit:
+            raise UserError(
+                f"{spec.model_path} scales its rotary positions ({kind['rope_type']}) by the longest row once "
+                f"it exceeds {limit} tokens, and answers would depend on the rows beside them; let "
+                f"data.max_prompt_length + data.max_response_length be at most {limit} instead of {longest}, or set "
+                "actor_rollout_ref.rollout.name=vllm"
+            )
