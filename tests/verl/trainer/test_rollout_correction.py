@@ -161,11 +161,12 @@ def test_an_engine_without_log_probs_is_refused_at_start(
     monkeypatch.setattr(HFRollout, "gives_log_probs", lambda engine, sampling: asked.append(sampling))
     warm = "actor_rollout_ref.rollout.temperature=0.7"
     toy_trainer(toy_config(model, tmp_path, warm)).init_workers()
-    assert asked[-1].temperature == 0.7
+    assert not asked
     for name in ("rollout_is=token", "rollout_rs=sequence"):
         trainer = toy_trainer(toy_config(model, tmp_path, warm, f"algorithm.rollout_correction.{name}"))
         with pytest.raises(UserError, match=r"temperature=1 .*rollout_is and rollout_rs to null"):
             trainer.init_workers()
+        assert asked[-1].temperature == 0.7
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +184,12 @@ def test_settings_that_cannot_work(model: Path, tmp_path: Path) -> None:
         algorithm = replace(config.algorithm, rollout_correction=correction)
         with pytest.raises(UserError, match=expected):
             validate_ppo_config(replace(config, algorithm=algorithm))
+    for cut in ("top_p=0.9", "top_k=5"):
+        config = toy_config(
+            model, tmp_path, f"actor_rollout_ref.rollout.{cut}", "algorithm.rollout_correction.rollout_rs=token"
+        )
+        with pytest.raises(UserError, match=r"top_p=1 and top_k=-1, or rollout_is and rollout_rs to null"):
+            validate_ppo_config(config)
 
 
 def test_where_engine_and_policy_agree_a_correction_changes_nothing(model: Path, tmp_path: Path) -> None:

@@ -211,6 +211,13 @@ def _unsupported_run(cfg: PPOConfig) -> Refusals:
         "algorithm.rollout_correction.rollout_rs_threshold has no effect without rollout_rs; set "
         "algorithm.rollout_correction.rollout_rs=sequence, or the thresholds to null.",
     )
+    rollout = cfg.actor_rollout_ref.rollout
+    yield (
+        correction.is_on and (rollout.top_p < 1.0 or rollout.top_k > 0),
+        f"algorithm.rollout_correction compares the engine's distribution, which top_p={rollout.top_p:g} and top_k="
+        f"{rollout.top_k} cut, with the policy's, which nothing cuts: every row would seem far away; set "
+        "actor_rollout_ref.rollout.top_p=1 and top_k=-1, or rollout_is and rollout_rs to null.",
+    )
     yield (
         correction.rollout_rs is not None and not low < 1.0 < high,
         f"algorithm.rollout_correction keeps ratios from {low:g} to {high:g}, which must include 1, the ratio of equal "
