@@ -8,6 +8,7 @@ an adapted layer ``X`` are called ``X.base_layer.*``, ``X.lora_A.default.weight`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ def add_adapters(
         value_head: the model is a value model, whose head gets no adapter and trains as a whole.
 
     Raises:
-        UserError: no layer, or one that is not linear, is named by the target modules.
+        UserError: the target modules name no layer, one that is not linear, or one whose weight is tied.
     """
     from peft import inject_adapter_in_model
     from peft.tuners.lora import LoraLayer
@@ -101,6 +102,13 @@ def add_adapters(
     if wrong or not layers:
         what = f"{wrong[0]} is no linear layer" if wrong else "no layer has such a name"
         raise UserError(f"{config_key}={targets}: {what}; name linear layers, or all-linear")
+    owners = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
+    tied = [name for name, layer in layers.items() if owners[id(layer.get_base_layer().weight)] > 1]
+    if tied:
+        raise UserError(
+            f"{config_key}={targets}: {tied[0]} shares its weight with another layer (tie_word_embeddings), which an "
+            "adapter would tear apart; leave it out"
+        )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(_is_adapter(name))
     if head is not None:

@@ -10,6 +10,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+from tests.helpers.tiny import make_tiny_model
 from tests.verl.workers import reference_update as written_out
 from tests.verl.workers.support import (
     RESPONSE_LENGTH,
@@ -181,6 +182,14 @@ def test_target_modules(tiny_model_dir: Path) -> None:
     for targets, reason in (("qq_proj", "qq_proj"), (("embed_tokens",), "no linear layer")):
         with pytest.raises(UserError, match=rf"actor_rollout_ref\.model\.target_modules=.*{reason}"):
             lora_group(tiny_model_dir, role="actor", target_modules=targets)
+
+
+def test_a_tied_head_is_not_adapted(tiny_model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"lm_head shares its weight with another layer"):
+        lora_group(tiny_model_dir, role="actor", target_modules=("q_proj", "lm_head"))
+    untied = make_tiny_model(tmp_path / "untied", tie_word_embeddings=False)
+    names = weights_of(lora_group(untied, role="actor", target_modules=("lm_head",)).worker)
+    assert any(name.startswith("lm_head.lora_A") for name in names)
 
 
 def test_merging_is_the_formula_and_needs_all_parts() -> None:
