@@ -37,7 +37,10 @@ def test_small_heads(tmp_path: Path) -> None:
     [
         ({"swap_space": 4}, "engine_kwargs.vllm.swap_space is no engine argument of vLLM"),
         ({"block_sise": 32}, "did you mean block_size?"),
-        ({"tensor_parallel_size": 2}, "engine_kwargs.vllm.tensor_parallel_size is set by the other keys"),
+        ({"tensor_parallel_size": 2}, "engine_kwargs.vllm.tensor_parallel_size is set by this program"),
+        ({"dtype": "bfloat16"}, "engine_kwargs.vllm.dtype is set by this program"),
+        ({"max_model_len": 20}, "engine_kwargs.vllm.max_model_len is set by this program"),
+        ({"pipeline_parallel_size": 2}, "engine_kwargs.vllm.pipeline_parallel_size is set by this program"),
         ({"kv_cache_dtype": "nonsense"}, "refuses the settings"),
     ],
 )

@@ -44,14 +44,21 @@ def train(games: Path, model: Path, out: Path, *more: str) -> list[dict[str, Any
     return logged(out)
 
 
-def test_losses_are_those_of_the_hf_engine_on_the_same_tokens(
-    games_and_policy: tuple[Path, Path], tmp_path: Path, ray_session: None
-) -> None:
-    games, model = games_and_policy
-    vllm = train(games, model, tmp_path / "vllm", "actor_rollout_ref.rollout.name=vllm")
+@pytest.fixture(scope="module")
+def first(games_and_policy: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Path:
+    """Folder of a run with vLLM, whose answers are recorded."""
+    out = tmp_path_factory.mktemp("runs") / "vllm"
+    train(*games_and_policy, out, "actor_rollout_ref.rollout.name=vllm")
     # One sync a step for all its turns, and one for the validation after the second.
-    assert (model.parent / "recorded" / "syncs.txt").read_text().split() == ["1", "2", "3"]
-    hf = train(games, model, tmp_path / "hf", "actor_rollout_ref.rollout.name=hf")
+    assert (games_and_policy[1].parent / "recorded" / "syncs.txt").read_text().split() == ["1", "2", "3"]
+    return out
+
+
+def test_losses_are_those_of_the_hf_engine_on_the_same_tokens(
+    games_and_policy: tuple[Path, Path], first: Path, tmp_path: Path
+) -> None:
+    vllm = logged(first)
+    hf = train(*games_and_policy, tmp_path / "hf", "actor_rollout_ref.rollout.name=hf")
     assert [line["step"] for line in vllm] == [1, 2]
     for ours, theirs in zip(vllm, hf, strict=True):
         for name in theirs:
@@ -60,6 +67,14 @@ def test_losses_are_those_of_the_hf_engine_on_the_same_tokens(
         assert ours["actor/grad_norm"] > 0
         # What the engine reports is what the policy computes.
         assert ours["training/rollout_probs_diff_max"] < 1e-4
-    difference = changed_by(exported_weights(tmp_path / "vllm", 2), exported_weights(tmp_path / "hf", 2))
-    assert difference < 1e-6
-    assert changed_by(exported_weights(tmp_path / "vllm", 2), model_weights(model)) > 1e-4
+    assert changed_by(exported_weights(first, 2), exported_weights(tmp_path / "hf", 2)) < 1e-6
+    assert changed_by(exported_weights(first, 2), model_weights(games_and_policy[1])) > 1e-4
+
+
+def test_a_run_repeats_itself_to_the_last_bit(games_and_policy: tuple[Path, Path], first: Path, tmp_path: Path) -> None:
+    again = train(*games_and_policy, tmp_path / "again", "actor_rollout_ref.rollout.name=vllm")
+    for before, after in zip(logged(first), again, strict=True):
+        same = [name for name in before if not name.startswith(("timing", "perf/"))]
+        assert len(same) > 30
+        assert {name: after[name] for name in same} == {name: before[name] for name in same}
+    assert changed_by(exported_weights(first, 2), exported_weights(tmp_path / "again", 2)) == 0

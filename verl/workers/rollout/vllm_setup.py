@@ -51,6 +51,11 @@ _RESERVED = (
     "skip_tokenizer_init",
     "tensor_parallel_size",
     "distributed_executor_backend",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "dtype",
+    "max_model_len",
+    "seed",
     "logprobs_mode",
     "enable_sleep_mode",
 )
@@ -181,7 +186,7 @@ def _user_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in chosen:
         key = f"{_PREFIX}.engine_kwargs.vllm.{name}"
         if name in _RESERVED:
-            raise UserError(f"{key} is set by the other keys of {_PREFIX}; remove it")
+            raise UserError(f"{key} is set by this program or by the other keys of {_PREFIX}; remove it")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else "; set it to null"
