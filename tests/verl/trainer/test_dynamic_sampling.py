@@ -110,6 +110,17 @@ def test_a_step_generates_until_there_are_enough_groups(tmp_path: Path) -> None:
     assert first["timing_s/gen"] > 0.0 and first["timing_s/after_rollout"] > 0.0
 
 
+def test_one_sync_serves_a_step_unless_hooks_need_the_devices(tmp_path: Path) -> None:
+    for hook, syncs in ((False, 1), (True, 4)):
+        collector = fakes.FakeCollector(dull=lambda task: task % 4 != 0)
+        fakes.FakePolicy.log.clear()
+        config = config_for(tmp_path / str(hook), *ON, "trainer.total_epochs=1")
+        Run(config, hook=hook, collector=collector).go()
+        log = [entry for entry in fakes.FakePolicy.log if "rollout" in entry]
+        assert log[: 2 * syncs] == ["start_rollout 1", "end_rollout"] * syncs
+        assert not any(entry == "start_rollout 1" for entry in log[2 * syncs :])
+
+
 def test_all_equal_groups_still_give_a_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = config_for(tmp_path, *ON, "algorithm.filter_groups.max_num_gen_batches=2", "trainer.total_epochs=1")
     with caplog.at_level(logging.WARNING):

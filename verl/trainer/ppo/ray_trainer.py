@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,7 +189,9 @@ class RayPPOTrainer:
             hook.init_workers(self._context(StepState(self.global_step)))
         logger.info("building the policy and its rollout engine")
         self.actor_rollout_wg.init_model()
-        check_engine(self.config.algorithm.rollout_correction, all(self.actor_rollout_wg.gives_log_probs()))
+        correction = self.config.algorithm.rollout_correction
+        if correction.is_on:
+            check_engine(correction, all(self.actor_rollout_wg.gives_log_probs()))
 
     @property
     def actor_rollout_wg(self) -> Any:
@@ -321,42 +324,49 @@ class RayPPOTrainer:
 
     def collect_rollout(self, state: StepState) -> None:
         """Play ``train_batch_size`` groups of episodes."""
-        result = self._play(state)
+        with self._session(state):
+            result = self._play(state)
         state.take(result)
         state.metrics.update(result.metrics)
 
     def collect_filtered_rollout(self, state: StepState) -> None:
         """Play generation batches until ``train_batch_size`` groups have episodes that differ; go on with those.
 
-        The hooks see every generation batch whole, before any of its groups is dropped.
+        The hooks see every generation batch whole, before any of its groups is dropped. They compute on the devices
+        that the engine fills, so it rests while they do; without hooks one weight sync serves all batches of the step.
         """
         sampler = GroupSampler(self.config.data.train_batch_size, self.config.algorithm.filter_groups, state.step)
         parts: list[RolloutResult] = []
-        while not sampler.is_done:
-            with state.timer("gen"):
-                parts.append(self._play(state, generation=sampler.num_batches))
-            state.take(parts[-1])
-            if self.hooks:
-                with state.timer("after_rollout"):
-                    self._hooks_after_rollout(state)
-            sampler.add(state.batch)
-            # At once, so that the memory of dropped groups is free for the next batch.
-            parts = [self.collector.merge(parts, sampler.chosen())]
-            state.take(parts[0])
+        step_session, batch_session = (nullcontext, self._session) if self.hooks else (self._session, nullcontext)
+        with step_session(state):
+            while not sampler.is_done:
+                with state.timer("gen"), batch_session(state):
+                    parts.append(self._play(state, generation=sampler.num_batches))
+                state.take(parts[-1])
+                if self.hooks:
+                    with state.timer("after_rollout"):
+                        self._hooks_after_rollout(state)
+                sampler.add(state.batch)
+                # At once, so that the memory of dropped groups is free for the next batch.
+                parts = [self.collector.merge(parts, sampler.chosen())]
+                state.take(parts[0])
         state.metrics.update(parts[0].metrics)
         state.metrics.update(sampler.metrics())
 
+    def _session(self, state: StepState) -> AbstractContextManager[None]:
+        """The engine with this step's weights."""
+        return rollout_session(self.actor_rollout_wg, version=state.step)
+
     def _play(self, state: StepState, generation: int = 0) -> RolloutResult:
-        """One generation batch, with one weight sync for all its turns."""
-        with rollout_session(self.actor_rollout_wg, version=state.step):
-            return self.collector.multi_turn_loop(
-                self.train_envs,
-                self.actor_rollout_wg,
-                step=state.step,
-                num_tasks=self.config.data.train_batch_size,
-                group_size=self.config.env.group_size,
-                generation=generation,
-            )
+        """One generation batch, inside a session."""
+        return self.collector.multi_turn_loop(
+            self.train_envs,
+            self.actor_rollout_wg,
+            step=state.step,
+            num_tasks=self.config.data.train_batch_size,
+            group_size=self.config.env.group_size,
+            generation=generation,
+        )
 
     def prepare_batch(self, state: StepState) -> None:
         """Response mask, step returns where the estimator reads them, the reference's early padding where asked."""
