@@ -12,7 +12,10 @@ __all__ = ["MAX_CHARS", "ODDITIES", "Answer", "UnusableAnswer", "error_text", "p
 MAX_CHARS = 65_536
 """Texts are cut here: an endpoint that ignores `max_tokens` must not fill prompts and files."""
 
-ODDITIES = ("empty_choices", "no_message", "null_content", "tool_calls_only", "not_text", "empty_text", "cut_text")
+ODDITIES = (
+    "empty_choices", "no_message", "null_content", "tool_calls_only", "not_text", "empty_text", "cut_text",
+    "refused_prompt",
+)  # fmt: skip
 """What an answer can have instead of a text; all but `cut_text` are played as the empty text, an invalid action."""
 
 _MAX_TOKENS = 10**9

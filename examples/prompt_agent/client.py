@@ -30,6 +30,9 @@ _MAX_BODY = 8 * 2**20
 _MAX_RETRY_AFTER_S = 600.0
 # Besides 5xx: request timeout, conflict, too early, too many requests.
 _RETRIED = frozenset({408, 409, 425, 429})
+# The request as such is wrong, or this one prompt is: too long, or not to the taste of a content filter.
+_MAYBE_THE_PROMPT = frozenset({400, 413, 422})
+_HARMLESS = "Hello"
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ class ChatClient(AbstractAsyncContextManager["ChatClient"]):
     def __init__(self, endpoint: Endpoint, retries: Retries, concurrency: int) -> None:
         self._endpoint = endpoint
         self._retries = retries
+        self._has_answered = False
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if endpoint.api_key:
             headers["Authorization"] = f"Bearer {endpoint.api_key}"
@@ -144,10 +148,7 @@ class ChatClient(AbstractAsyncContextManager["ChatClient"]):
         Raises:
             UserError: the endpoint refuses the request, or every try failed.
         """
-        messages = [{"role": "user", "content": message}]
-        fields = {"model": self._endpoint.model, "messages": messages, "seed": seed, **self._endpoint.body}
-        body = json.dumps({name: value for name, value in fields.items() if value is not None}).encode("ascii")
-        attempt = 0
+        body, attempt = self._body(message, seed), 0
         while isinstance(result := await self._send(body), _Failure):
             if attempt == self._retries.limit:
                 raise UserError(f"{self._endpoint.url} failed {attempt + 1} times, the last time: {result.reason}.")
@@ -159,8 +160,39 @@ class ChatClient(AbstractAsyncContextManager["ChatClient"]):
             await asyncio.sleep(seconds)
         return result, attempt
 
+    def _body(self, message: str, seed: int) -> bytes:
+        messages = [{"role": "user", "content": message}]
+        fields = {"model": self._endpoint.model, "messages": messages, "seed": seed, **self._endpoint.body}
+        return json.dumps({name: value for name, value in fields.items() if value is not None}).encode("ascii")
+
     async def _send(self, body: bytes) -> Answer | _Failure:
         """One try."""
+        received = await self._post(body)
+        if isinstance(received, _Failure):
+            return received
+        response, content = received
+        if response.is_success:
+            try:
+                answer = parse_answer(content)
+            except UnusableAnswer as error:
+                return _Failure(f"{error}: {error_text(content, self._endpoint.api_key)}")
+            self._has_answered = True
+            return answer
+        status = response.status_code
+        said = f"{status}: {error_text(content, self._endpoint.api_key)}"
+        if status in _RETRIED or status >= 500:
+            return _Failure(said, self._retry_after(response.headers.get("retry-after", "")))
+        if status in _MAYBE_THE_PROMPT:
+            other = None if self._has_answered else await self._post(self._body(_HARMLESS, 0))
+            if isinstance(other, _Failure):
+                return other
+            if other is None or other[0].is_success:
+                logger.warning("the endpoint refuses a prompt (%s); it is played as an empty answer", said)
+                return Answer("", "refused_prompt")
+        raise UserError(f"{self._endpoint.url} refuses the request ({said}). {self._way_out(status)}")
+
+    async def _post(self, body: bytes) -> tuple[httpx.Response, bytes] | _Failure:
+        """Whatever the endpoint says to a request, with its body."""
         try:
             async with (
                 asyncio.timeout(self._endpoint.timeout_s),
@@ -173,15 +205,7 @@ class ChatClient(AbstractAsyncContextManager["ChatClient"]):
             return _Failure(f"{type(error).__name__} {error}".rstrip(" ."))
         if content is None:
             return _Failure(f"an answer of more than {_MAX_BODY:,} bytes")
-        if response.is_success:
-            try:
-                return parse_answer(content)
-            except UnusableAnswer as error:
-                return _Failure(f"{error}: {error_text(content, self._endpoint.api_key)}")
-        said = f"{response.status_code}: {error_text(content, self._endpoint.api_key)}"
-        if response.status_code in _RETRIED or response.status_code >= 500:
-            return _Failure(said, self._retry_after(response.headers.get("retry-after", "")))
-        raise UserError(f"{self._endpoint.url} refuses the request ({said}). {self._way_out(response.status_code)}")
+        return response, content
 
     def _retry_after(self, header: str) -> float:
         """Seconds that the endpoint asks to wait: a number or an HTTP date; 0 where it says nothing usable.

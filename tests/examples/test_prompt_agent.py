@@ -215,9 +215,11 @@ def test_a_refusal_is_one_error_and_no_retry(
     monkeypatch.setenv("OPENAI_API_KEY", f"{key}\n" if key else "")
     body = json.dumps({"error": {"message": f"bad\x1b[2J\nthing: {KEY * 20} {'x' * 400}"}}).encode()
     out = tmp_path / "t.jsonl"
-    with ChatServer(sequence(HttpAnswer(body, status))) as server:
+    # Where the prompt may be what is wrong, another one is tried.
+    tries = 2 if status in (400, 422) else 1
+    with ChatServer(sequence(*[HttpAnswer(body, status)] * tries)) as server:
         assert main(arguments(server, games, out, "--concurrency", "1")) == 2
-        assert server.keys == [f"Bearer {key}" if key else None]
+        assert server.keys == [f"Bearer {key}" if key else None] * tries
     printed = capfd.readouterr()
     (line,) = printed.err.splitlines()
     assert line.startswith("error: ") and str(status) in line and "bad [2J thing" in line and words in line
@@ -265,6 +267,29 @@ def test_odd_answers_are_played_as_nothing_said_and_counted(games: Path, tmp_pat
     summary = json.loads((tmp_path / "t.jsonl.summary.json").read_text())
     assert summary["usage"] == episode.policy["usage"] | {"oddities": summary["usage"]["oddities"]}
     assert summary["valid_action_ratio"] == 0.0
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_prompt_that_is_refused_is_played_as_nothing_said(first: bool, games: Path, tmp_path: Path) -> None:
+    """A content filter, or a prompt that is too long: only some prompts, even those of the first episode."""
+    refused: list[str] = []
+
+    def filtered(request: dict[str, Any]) -> HttpAnswer:
+        prompt = prompt_of(request)
+        task = next((line for line in prompt.splitlines() if "ask" in line), "")
+        if task and not refused and (first or len(server.requests) > 4):
+            refused.append(task)
+        if task in refused:
+            return HttpAnswer(b'{"error": {"message": "content management policy"}}', 400)
+        return scripted(request) if task else said("Hello to you.")
+
+    out = tmp_path / "t.jsonl"
+    with ChatServer(filtered) as server:
+        assert main(arguments(server, games, out, "--episodes", "6", "--concurrency", "1", "env.max_steps=3")) == 0
+    counts = [episode.policy["usage"]["oddities"].get("refused_prompt", 0) for episode in records(out)]
+    assert len(counts) == 6 and (counts[0] > 0) == first and min(counts) == 0 < max(counts)
+    summary = json.loads((tmp_path / "t.jsonl.summary.json").read_text())
+    assert summary["usage"]["oddities"]["refused_prompt"] == sum(counts)
 
 
 # ---- resume
