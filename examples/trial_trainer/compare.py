@@ -32,7 +32,18 @@ RUNS: Mapping[str, tuple[str, str]] = {
     "permuted": ("permuted", "trial.allocation=permuted"),
 }
 """Folder -> name in the tables, what sets the run apart."""
-LOGGED = ("gap_mean", "gap_mean_success", "gap_mean_failure", "gap_abs_mean", "weight_max", "dense_to_grpo_ratio")
+OUTCOME_TOKENS: Mapping[str, int] = {"alfworld": 64, "webshop": 800}
+"""Environment -> `trial.max_outcome_length`: room for every answer (longest in 400 episodes each: 49; 769, a page of
+results)."""
+LOGGED = (
+    "gap_mean",
+    "gap_mean_success",
+    "gap_mean_failure",
+    "gap_abs_mean",
+    "weight_max",
+    "dense_to_grpo_ratio",
+    "outcomes_shortened",
+)
 
 
 class Comparison(Quickstart):
@@ -53,7 +64,7 @@ class Comparison(Quickstart):
         script = ROOT / "examples/trial_trainer" / f"run_{self.profile.name}.sh"
         command = [
             "bash", str(script), "hf", *self._rl_overrides(name), own,
-            f"trial.max_outcome_length={self.profile.max_prompt_length // 2}",
+            f"trial.max_outcome_length={OUTCOME_TOKENS[self.profile.name]}",
             # The start policy is the same for all: it plays once.
             f"trainer.val_before_train={name == 'grpo'}",
         ]  # fmt: skip
@@ -95,14 +106,21 @@ def difference(base: Evaluation, other: Evaluation) -> dict[str, float] | None:
 
 
 def _run_numbers(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means over the training steps: what TRIAL logs, and its pass as a share of the step's time."""
+    """Means over the training steps: what TRIAL logs, and its pass as a share of the step's time.
+
+    The time of a step is without validation and checkpoint: they come with a few steps only.
+    """
     numbers: dict[str, Any] = {}
     for name in LOGGED:
         values = [line[f"trial/{name}"] for line in lines if f"trial/{name}" in line]
         if values:
             numbers[name] = float(np.mean(values))
-    step = sum(line["timing_s/step"] for line in lines)
-    spent = sum(line.get("timing_s/hindsight_log_prob", 0.0) for line in lines)
+
+    def seconds(phase: str) -> float:
+        return sum(line.get(f"timing_s/{phase}", 0.0) for line in lines)
+
+    step = seconds("step") - seconds("testing") - seconds("save_checkpoint")
+    spent = seconds("hindsight_log_prob")
     return numbers | {"seconds_per_step": step / len(lines), "pass_share_of_step": spent / step}
 
 

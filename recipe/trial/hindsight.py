@@ -41,18 +41,19 @@ class HindsightPrompts:
         self.tail = torch.tensor(_common_end(probes), dtype=torch.int64)
         """(K,) ids that the chat template writes after the user message."""
 
-    def build(self, batch: DataProto, outcomes: Sequence[str]) -> tuple[DataProto, int]:
-        """The batch's rows with an outcome each, and how many outcomes were too long.
+    def build(self, batch: DataProto, outcomes: Sequence[str]) -> tuple[DataProto, dict[str, int]]:
+        """The batch's rows with an outcome each, and in how many rows something is amiss with it.
 
-        A prompt that does not end with the template's tail (`data.truncation` has cut it off) gets the outcome at its
-        end.
+        A prompt that does not end with the template's tail (`data.truncation` has cut it off, or the tokenizer merges
+        the tail's beginning with the message) gets the outcome at its end.
 
         Args:
             batch: `input_ids`, `attention_mask` (B, P + R) with left-padded prompts, `responses` (B, R).
             outcomes: B texts.
 
         Returns:
-            `input_ids`, `attention_mask`, `position_ids` (B, P' + R) with P' <= P + max_outcome_length, `responses`.
+            `input_ids`, `attention_mask`, `position_ids` (B, P' + R) with P' <= P + max_outcome_length, `responses`;
+            `outcomes_shortened`, rows whose outcome was too long, and `outcomes_misplaced`, rows without the tail.
         """
         tensors = tensors_of(batch)
         responses, size = tensors["responses"], tensors["responses"].shape[1]
@@ -76,7 +77,8 @@ class HindsightPrompts:
             "position_ids": (new_mask.cumsum(dim=1) - 1).clamp(min=0),
             "responses": responses,
         }
-        return DataProto.from_dict(columns), num_shortened
+        counts = {"outcomes_shortened": num_shortened, "outcomes_misplaced": int((~has_tail).sum())}
+        return DataProto.from_dict(columns), counts
 
     def _encode(self, outcomes: Sequence[str]) -> tuple[Tensor, Tensor, int]:
         """Right-padded ids and mask (B, O) of the outcomes, and how many were shortened."""

@@ -19,6 +19,7 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.columns import tensors_of
 from verl.trainer.ppo.group_stats import factorize
 from verl.trainer.ppo.recipes import TrainerContext, TrainerHook
+from verl.trainer.ppo.rollout_correction import KEPT
 from verl.trainer.ppo.worker_groups import ACTOR_ROLLOUT, score_rows
 
 if TYPE_CHECKING:
@@ -68,11 +69,17 @@ class TrialHook(TrainerHook):
         views = {episode.traj_uid: outcome_views(episode) for episode in ctx.episodes}
         columns = batch.non_tensor_batch
         outcomes = [views[uid][turn] for uid, turn in zip(columns["traj_uid"], columns["step_index"], strict=True)]
-        rows, num_shortened = self._prompts.build(batch, outcomes)
-        ctx.metrics["trial/outcomes_shortened"] = float(num_shortened)
+        rows, counts = self._prompts.build(batch, outcomes)
+        ctx.metrics.update({f"trial/{name}": float(count) for name, count in counts.items()})
         policy: Any = ctx.worker_groups[ACTOR_ROLLOUT]
+
+        def log_probs_only(shares: DataProto) -> DataProto:
+            shares.meta_info["calculate_entropy"] = False
+            result: DataProto = policy.compute_log_prob(shares)
+            return result
+
         scored = score_rows(
-            policy.compute_log_prob,
+            log_probs_only,
             rows,
             world_size=policy.world_size,
             temperature=self.config.actor_rollout_ref.rollout.temperature,
@@ -82,25 +89,35 @@ class TrialHook(TrainerHook):
 
     def after_advantage(self, ctx: TrainerContext, batch: DataProto) -> None:
         tensors, columns, options = tensors_of(batch), batch.non_tensor_batch, self.options
-        mask, advantages = tensors["response_mask"].bool(), tensors["advantages"]
+        mask, advantages = _learned(tensors), tensors["advantages"]
         gaps = token_gaps(tensors[HINDSIGHT_COLUMN], tensors["old_log_probs"], self._taught(ctx, tensors))
         clipped = gaps.gap.clamp(-options.c, options.c)
-        trajectory = torch.from_numpy(factorize(columns["traj_uid"]))
+        # A turn counts once in its trajectory, and copies of its row get its multiplier.
+        turn = factorize(list(zip(columns["traj_uid"], columns["step_index"], strict=True)))
+        once = torch.from_numpy(np.unique(turn, return_index=True)[1])
+        num_tokens, trajectory = gaps.num_tokens[once], torch.from_numpy(factorize(columns["traj_uid"]))[once]
         seed = self.config.env.seed if options.seed is None else options.seed
         rng = np.random.default_rng([seed, ctx.global_step, _PERMUTATION_STREAM])
-        weights = allocate(options.allocation, clipped, gaps.num_tokens, trajectory, rng)
+        of_turns = allocate(options.allocation, clipped[once], num_tokens, trajectory, rng)
+        weights = of_turns[torch.from_numpy(turn)]
         term = dense_term(clipped, weights, options.beta)
         if options.clamp_by_grpo:
             term = clamp_term(term, advantages, mask)
         tensors["advantages"] = add_term(advantages, term)
         tensors[WEIGHT_COLUMN] = weights.float()
         ctx.metrics.update(gap_metrics(gaps, torch.from_numpy(columns["episode_success"].astype(bool))))
-        ctx.metrics.update(weight_metrics(weights, gaps.num_tokens, trajectory))
+        ctx.metrics.update(weight_metrics(of_turns, num_tokens, trajectory))
         ctx.metrics.update(term_metrics(term, advantages, mask))
 
     def _taught(self, ctx: TrainerContext, tensors: TensorDict) -> Tensor:
-        """(B, R) bool: response tokens, without special ones if asked."""
-        mask: Tensor = tensors["response_mask"].bool()
+        """(B, R) bool: tokens that the update learns from, without special ones if asked."""
+        mask = _learned(tensors)
         if not self.options.mask_special_tokens:
             return mask
         return mask & ~torch.isin(tensors["responses"], torch.tensor(ctx.tokenizer.all_special_ids))
+
+
+def _learned(tensors: TensorDict) -> Tensor:
+    """(B, R) bool: response tokens, without those that `algorithm.rollout_correction.rollout_rs` rejects."""
+    mask: Tensor = tensors["response_mask"].bool()
+    return mask & tensors[KEPT] if KEPT in tensors else mask

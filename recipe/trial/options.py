@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -50,11 +51,14 @@ class TrialConfig:
         return options
 
     def validate(self, config: PPOConfig) -> None:
-        """Refuse combinations that cannot work; ranges and choices are checked when the config is built.
+        """Refuse what cannot work; the remaining ranges and choices are checked when the config is built.
 
         Raises:
             UserError: names the key and what to set instead.
         """
+        for name, value in (("beta", self.beta), ("c", self.c)):
+            if not math.isfinite(value):
+                raise UserError(f"trial.{name}={value} must be finite; beta=0.1 and c=1.0 are the defaults.")
         rollout = config.actor_rollout_ref.rollout
         needed = rollout.max_row_length + self.max_outcome_length
         budget = rollout.log_prob_max_token_len_per_gpu

@@ -13,7 +13,7 @@ import pytest
 from agent_system.trajectory import Trajectory
 from examples.quickstart.profiles import PROFILES
 from examples.quickstart.report import Evaluation
-from examples.trial_trainer.compare import RUNS, Comparison, difference
+from examples.trial_trainer.compare import LOGGED, RUNS, Comparison, _run_numbers, _runs_table, difference
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,6 +50,28 @@ def test_the_difference_is_taken_task_by_task() -> None:
     better = difference(base, evaluation("TRIAL", [True, True, True, False]))
     # Half an episode more in both games: redrawing games changes nothing.
     assert better == {"mean": 0.5, "low": 0.5, "high": 0.5}
+
+
+def test_a_steps_time_is_without_validation_and_checkpoint() -> None:
+    lines = [
+        {
+            "timing_s/step": 4.0, "timing_s/hindsight_log_prob": 1.0,
+            "trial/gap_mean": 0.1, "trial/outcomes_shortened": 3.0,
+        },
+        {
+            "timing_s/step": 36.0, "timing_s/testing": 30.0, "timing_s/save_checkpoint": 2.0,
+            "timing_s/hindsight_log_prob": 1.0, "trial/gap_mean": 0.3, "trial/outcomes_shortened": 0.0,
+        },
+    ]  # fmt: skip
+    numbers = _run_numbers(lines)
+    assert numbers == pytest.approx(
+        {"gap_mean": 0.2, "outcomes_shortened": 1.5, "seconds_per_step": 4.0, "pass_share_of_step": 0.25}
+    )
+    no_change = {"success_minus_grpo": {"mean": 0.0, "low": 0.0, "high": 0.0}}
+    head, _, row = _runs_table({"trial": numbers | no_change}).splitlines()
+    shown = dict(zip(head.split(" | ")[2:], row.removesuffix(" |").split(" | ")[2:], strict=True))
+    assert [shown[name] for name in LOGGED] == ["0.200", "-", "-", "-", "-", "-", "1.500"]
+    assert shown["s per step"] == "4.0" and shown["pass, % of step |"] == "25.0"
 
 
 @pytest.mark.slow

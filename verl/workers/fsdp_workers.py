@@ -268,10 +268,12 @@ class ActorRolloutRefWorker(ModelWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """``old_log_probs`` and ``entropys`` ``(B, R)`` of the policy at the sampling temperature."""
+        """``old_log_probs`` and, unless ``meta_info["calculate_entropy"]`` is False, ``entropys`` ``(B, R)`` of the
+        policy at the sampling temperature."""
         self._set_temperature(data)
+        with_entropy = bool(data.meta_info.get("calculate_entropy", True))
         with self.memory.on_device():
-            log_probs, entropys = self.actor.compute_log_prob(data, calculate_entropy=True)
+            log_probs, entropys = self.actor.compute_log_prob(data, calculate_entropy=with_entropy)
         tensors = {"old_log_probs": log_probs}
         if entropys is not None:
             tensors["entropys"] = entropys

@@ -13,11 +13,15 @@ import torch
 
 from recipe.trial.allocation import add_term, clamp_term, dense_term
 from recipe.trial.hook import HINDSIGHT_COLUMN, WEIGHT_COLUMN
+from tests.helpers.tiny import make_tiny_model
 from tests.recipe.traj_evolve.support import logged, policy_weights, run_phases, same, without_clocks
 from tests.recipe.trial.support import TOKENS, run_trial, trial_trainer
 from tests.recipe.trial.test_allocation import reference_weights
+from tests.recipe.trial.test_outcome import QWEN3_LIKE
 from tests.verl.trainer.toy_run import run_toy, toy_config
+from verl.trainer.ppo import rollout_correction
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, StepState
+from verl.utils.tokenizer import hf_tokenizer
 from verl.workers.actor.dp_actor import DataParallelPPOActor
 
 Run = tuple[list[dict[str, Any]], dict[str, torch.Tensor]]
@@ -74,15 +78,15 @@ def test_the_term_is_another_update(grpo: Run, tiny_model_dir: Path, tmp_path: P
 
 
 @pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """(rows, whether a gradient was recorded) of every log-prob pass over a rollout."""
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool, bool]]:
+    """(rows, whether a gradient was recorded, whether there are entropies) of every log-prob pass over a rollout."""
     seen = []
     plain = DataParallelPPOActor.compute_log_prob
 
     def counted(self: DataParallelPPOActor, data: Any, *args: Any, **kwargs: Any) -> Any:
         log_probs, entropys = plain(self, data, *args, **kwargs)
         if len(data) > 1:  # a single row is the engine's check of its weights
-            seen.append((len(data), log_probs.requires_grad))
+            seen.append((len(data), log_probs.requires_grad, entropys is not None))
         return log_probs, entropys
 
     monkeypatch.setattr(DataParallelPPOActor, "compute_log_prob", counted)
@@ -97,7 +101,7 @@ def test_one_more_pass_without_a_gradient(passes: list[Any], tiny_model_dir: Pat
     trainer = trial_trainer(tiny_model_dir, tmp_path)
     before = policy_weights(trainer)
     state = step_of(trainer)
-    assert passes == [(len(state.batch), False)] * 2
+    assert passes == [(len(state.batch), False, True), (len(state.batch), False, False)]
     worker: Any = trainer.actor_rollout_wg.worker
     assert all(parameter.grad is None for parameter in worker.actor_model.parameters())
     assert same(policy_weights(trainer), before)
@@ -127,11 +131,12 @@ def state(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     yield trainer, step_of(trainer)
 
 
-def test_the_pass_is_the_policys_own_scoring_with_the_outcome_shown(state: Any) -> None:
-    """Every row once more, alone, through the plain model and with the prompt written as text."""
-    trainer, step = state
+def check_scores(trainer: RayPPOTrainer, step: StepState) -> None:
+    """Rows once more, alone, through the plain model and with the prompt written as text."""
+    temperature = trainer.config.actor_rollout_ref.rollout.temperature
     tensors, columns = step.batch.batch, step.batch.non_tensor_batch
-    model, tokenizer = trainer.actor_rollout_wg.worker.actor_model, trainer.tokenizer
+    model: Any = trainer.actor_rollout_wg.worker.actor_model
+    tokenizer = trainer.tokenizer
     episodes = {episode.traj_uid: episode for episode in step.episodes}
     assert len({len(episode.steps) for episode in step.episodes}) > 1
     width = tensors["responses"].shape[1]
@@ -149,25 +154,91 @@ def test_the_pass_is_the_policys_own_scoring_with_the_outcome_shown(state: Any) 
         said = tensors["responses"][row][mask[-width:]]
         ids = torch.cat([torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"]), said])
         with torch.no_grad():
-            logits = model(input_ids=ids[None]).logits[0].float()
+            logits = model(input_ids=ids[None]).logits[0].float() / temperature
         expected = logits.log_softmax(-1)[:-1].gather(1, ids[1:, None]).squeeze(1)[-len(said) :]
         torch.testing.assert_close(tensors[HINDSIGHT_COLUMN][row][: len(said)], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_the_advantages_are_grpos_plus_the_term(state: Any, grpo: Run, tiny_model_dir: Path, tmp_path: Path) -> None:
-    _, step = state
-    plain = step_of(trial_trainer(tiny_model_dir, tmp_path, "trial.enable=False")).batch
+def test_the_pass_is_the_policys_own_scoring_with_the_outcome_shown(state: Any) -> None:
+    check_scores(*state)
+
+
+def test_the_pass_is_at_the_rollouts_temperature(tiny_model_dir: Path, tmp_path: Path) -> None:
+    trainer = trial_trainer(tiny_model_dir, tmp_path, "actor_rollout_ref.rollout.temperature=0.7")
+    check_scores(trainer, step_of(trainer))
+
+
+def test_thinking_switched_off_reaches_the_prompts_with_outcomes(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    tokenizer = hf_tokenizer(str(model))
+    tokenizer.chat_template = QWEN3_LIKE
+    tokenizer.save_pretrained(model)
+    trainer = trial_trainer(model, tmp_path / "run", "+data.apply_chat_template_kwargs.enable_thinking=False")
+    step = step_of(trainer)
+    prompts = trainer.tokenizer.batch_decode(step.batch.batch["prompts"])
+    assert all(text.endswith("<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n") for text in prompts)
+    check_scores(trainer, step)
+    assert step.metrics["trial/outcomes_misplaced"] == 0.0
+
+
+def test_the_advantages_are_grpos_plus_the_term(state: Any, tiny_model_dir: Path, tmp_path: Path) -> None:
+    check_term(state[1], 1.0, tiny_model_dir, tmp_path)
+
+
+def test_gaps_are_clipped(tiny_model_dir: Path, tmp_path: Path) -> None:
+    step = step_of(trial_trainer(tiny_model_dir, tmp_path / "a", "trial.c=0.01"))
+    gaps = (step.batch.batch[HINDSIGHT_COLUMN] - step.batch.batch["old_log_probs"]).abs()
+    assert (gaps > 0.01).any() and ((gaps < 0.01) & step.batch.batch["response_mask"].bool()).any()
+    check_term(step, 0.01, tiny_model_dir, tmp_path / "b")
+
+
+def check_term(step: StepState, c: float, model: Path, folder: Path) -> None:
+    """Multipliers and advantages of a batch, from its columns and the advantages of plain GRPO."""
+    plain = step_of(trial_trainer(model, folder, "trial.enable=False")).batch
     tensors, columns = step.batch.batch, step.batch.non_tensor_batch
     assert columns["traj_uid"].tolist() == plain.non_tensor_batch["traj_uid"].tolist()
     assert torch.equal(tensors["old_log_probs"], plain.batch["old_log_probs"])
     gaps = (tensors[HINDSIGHT_COLUMN] - tensors["old_log_probs"]).double()
     mask = tensors["response_mask"]
     order = {uid: number for number, uid in enumerate(dict.fromkeys(columns["traj_uid"]))}
-    weights = reference_weights(gaps.tolist(), mask.tolist(), [order[uid] for uid in columns["traj_uid"]], 1.0)
+    weights = reference_weights(gaps.tolist(), mask.tolist(), [order[uid] for uid in columns["traj_uid"]], c)
     torch.testing.assert_close(tensors[WEIGHT_COLUMN], torch.tensor(weights))
-    term = 0.1 * torch.tensor(weights)[:, None] * gaps.clamp(-1, 1) * mask
+    term = 0.1 * torch.tensor(weights)[:, None] * gaps.clamp(-c, c) * mask
     torch.testing.assert_close(tensors["advantages"], (plain.batch["advantages"] + term).float())
     assert len({round(weight, 3) for weight in weights}) > 10
+
+
+def test_the_gaps_of_successes_and_failures_are_told_apart(state: Any) -> None:
+    _, step = state
+    tensors, columns = step.batch.batch, step.batch.non_tensor_batch
+    won = {episode.traj_uid for episode in step.episodes if episode.success}
+    gaps: dict[bool, list[float]] = {True: [], False: []}
+    for row, uid in enumerate(columns["traj_uid"]):
+        said = tensors["response_mask"][row].bool()
+        gaps[uid in won] += (tensors[HINDSIGHT_COLUMN] - tensors["old_log_probs"])[row][said].tolist()
+    means = {name: step.metrics[f"trial/gap_mean_{name}"] for name in ("success", "failure")}
+    assert means == pytest.approx({"success": np.mean(gaps[True]), "failure": np.mean(gaps[False])}, rel=1e-4)
+    assert abs(means["success"] - means["failure"]) > 1e-3 * abs(means["success"])
+
+
+def test_rejected_tokens_do_not_take_part(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def every_second(log_ratio: Any, mask: torch.Tensor, *args: Any) -> torch.Tensor:
+        return mask.bool() & (torch.arange(mask.shape[1]) % 2 == 0)
+
+    monkeypatch.setattr(rollout_correction, "kept_tokens", every_second)
+    options = ("algorithm.rollout_correction.rollout_rs=token", "trial.beta=1")
+    step = step_of(trial_trainer(tiny_model_dir, tmp_path / "a", *options))
+    plain = step_of(trial_trainer(tiny_model_dir, tmp_path / "b", *options, "trial.enable=False")).batch
+    tensors = step.batch.batch
+    kept = tensors["response_mask"].bool() & (torch.arange(4) % 2 == 0)
+    added = tensors["advantages"] - plain.batch["advantages"]
+    assert added[kept].any() and not added[~kept].any()
+    gaps = (tensors[HINDSIGHT_COLUMN] - tensors["old_log_probs"])[kept]
+    assert step.metrics["trial/gap_mean"] == pytest.approx(gaps.mean().item(), rel=1e-4)
+    ratio = added[kept].abs().mean() / plain.batch["advantages"][kept].abs().mean()
+    assert step.metrics["trial/dense_to_grpo_ratio"] == pytest.approx(ratio.item(), rel=1e-4)
 
 
 def test_the_term_can_be_kept_below_grpos(state: Any, tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -215,17 +286,20 @@ def test_long_outcomes_are_shortened_and_counted(state: Any, tiny_model_dir: Pat
 def test_rows_find_their_outcome_whatever_became_of_the_rollout(
     tiny_model_dir: Path, tmp_path: Path, extra: tuple[str, ...]
 ) -> None:
-    step = step_of(trial_trainer(tiny_model_dir, tmp_path, *extra))
+    trainer = trial_trainer(tiny_model_dir, tmp_path, "trial.allocation=permuted", *extra)
+    step = step_of(trainer)
+    check_scores(trainer, step)
     tensors, columns = step.batch.batch, step.batch.non_tensor_batch
     tokens = tensors["response_mask"].sum(-1).double()
-    for uid in set(columns["traj_uid"]):
-        rows = torch.from_numpy(columns["traj_uid"] == uid)
-        mean = (tensors[WEIGHT_COLUMN][rows] * tokens[rows]).sum() / tokens[rows].sum()
-        assert mean.item() == pytest.approx(1.0, abs=1e-6)
     same_turn: dict[tuple[str, int], int] = {}
     for row, key in enumerate(zip(columns["traj_uid"], columns["step_index"])):
         first = same_turn.setdefault(key, row)
         torch.testing.assert_close(tensors[HINDSIGHT_COLUMN][row], tensors[HINDSIGHT_COLUMN][first])
+        assert tensors[WEIGHT_COLUMN][row] == tensors[WEIGHT_COLUMN][first]
+    for uid in set(columns["traj_uid"]):
+        rows = [row for (own, _), row in same_turn.items() if own == uid]
+        mean = (tensors[WEIGHT_COLUMN][rows] * tokens[rows]).sum() / tokens[rows].sum()
+        assert mean.item() == pytest.approx(1.0, abs=1e-6)
     assert (len(same_turn) < len(step.batch)) == ("trainer.adjust_before_advantage=True" in extra)
 
 

@@ -49,6 +49,8 @@ def test_a_mistake_is_one_line(tmp_path: Path) -> None:
         (["trial.view=future"], "trial.view.*outcome.*identical"),
         (["trial.beta=-1"], "trial.beta=-1.*at least 0"),
         (["trial.c=0"], "trial.c=0.*above 0"),
+        (["trial.beta=inf"], "trial.beta=inf must be finite"),
+        (["trial.c=inf"], "trial.c=inf must be finite"),
         (["trial.max_outcome_length=0"], "trial.max_outcome_length=0.*at least 1"),
         (
             ["actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True", "trial.max_outcome_length=20000"],

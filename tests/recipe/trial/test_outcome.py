@@ -19,6 +19,13 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.columns import MODEL_COLUMNS
 
 RESPONSE = 3
+QWEN3_LIKE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+    "{% endif %}"
+)
+"""A chat template that writes an empty thought where thinking is switched off."""
 
 
 def episode(env_name: str = "alfworld", **changes: Any) -> Trajectory:
@@ -53,10 +60,30 @@ def test_every_kind_of_end(changes: Mapping[str, Any], words: str) -> None:
     assert words in outcome_views(episode(**changes))[-1]
 
 
+def step_after(seen: str, key: str, action: str = "click[red]") -> Step:
+    return Step(0, seen, (), None, action, True, 0.0, False, key)
+
+
+def test_an_effect_that_the_observation_hides_is_told() -> None:
+    steps = tuple(
+        step_after(seen, key) for seen, key in [("shirt", "1"), ("shirt", "2"), ("shirt", "2"), ("cart", "3")]
+    )
+    told = "the option is selected (click[red]), and the page stays the same"
+    assert outcome_views(episode("webshop", steps=steps))[:3] == [
+        f"\n\nThis turn leads to: {told}.\nshirt",
+        "\n\nThis turn leads to:\nshirt",  # nothing has changed
+        "\n\nThis turn leads to:\ncart",  # what has changed is seen
+    ]
+    general = outcome_views(episode("maze", steps=steps))[0]
+    assert general == "\n\nThis turn leads to: what is seen stays the same, but click[red] had an effect.\nshirt"
+
+
 def test_wording_plugs_in_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcome, "_WORDINGS", dict(outcome._WORDINGS))
-    register_wording("Maze", Wording(success="the exit is found"))
+    register_wording("Maze", Wording(success="the exit is found", unseen="{action} turns {the} lamp on"))
     assert "leads to: the exit is found.\n" in outcome_views(episode("maze/large", success=True))[-1]
+    steps = (step_after("dark", "1", "press {x}"), step_after("dark", "2"))
+    assert "leads to: press {x} turns {the} lamp on.\n" in outcome_views(episode("maze", steps=steps))[0]
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +127,11 @@ def real_tokens(batch: DataProto, row: int) -> list[int]:
 def test_the_outcome_stands_at_the_end_of_the_user_message(tokenizer: Any) -> None:
     messages, outcomes = ["go to cabinet 1.", "look"], ["\n\nThis turn leads to:\na mug 1", "\nnothing"]
     batch = rows(tokenizer, messages, 40)
-    built, shortened = HindsightPrompts(tokenizer, 100).build(batch, outcomes)
+    built, counts = HindsightPrompts(tokenizer, 100).build(batch, outcomes)
     for row, (message, seen) in enumerate(zip(messages, outcomes, strict=True)):
         text = tokenizer.decode(real_tokens(built, row), skip_special_tokens=False)
         assert text == f"<|im_start|>user\n{message}{seen}<|im_end|>\n<|im_start|>assistant\n"
-    assert shortened == 0
+    assert counts == {"outcomes_shortened": 0, "outcomes_misplaced": 0}
     assert torch.equal(built.batch["responses"], batch.batch["responses"])
     for name in ("input_ids", "attention_mask"):
         assert torch.equal(built.batch[name][:, -RESPONSE:], batch.batch[name][:, -RESPONSE:])
@@ -116,17 +143,18 @@ def test_a_long_outcome_loses_its_end(tokenizer: Any) -> None:
     batch = rows(tokenizer, ["look", "look"], 30)
     long = tokenizer("\n".join("abcdefgh" for _ in range(5)), add_special_tokens=False)["input_ids"]
     prompts = HindsightPrompts(tokenizer, 6)
-    built, shortened = prompts.build(batch, [tokenizer.decode(long), "a"])
+    built, counts = prompts.build(batch, [tokenizer.decode(long), "a"])
     tail = prompts.tail.tolist()
     plain = real_tokens(batch, 0)
-    assert shortened == 1 and plain[-len(tail) :] == tail
+    assert counts == {"outcomes_shortened": 1, "outcomes_misplaced": 0} and plain[-len(tail) :] == tail
     assert real_tokens(built, 0) == [*plain[: -len(tail)], *long[:6], *tail]
     assert len(real_tokens(built, 1)) == len(plain) + 1
 
 
 def test_a_prompt_whose_end_was_cut_off_gets_the_outcome_there(tokenizer: Any) -> None:
     batch = rows(tokenizer, ["go to cabinet 1.", "look"], 40, cut=2)
-    built, _ = HindsightPrompts(tokenizer, 100).build(batch, ["\na", "\nb"])
+    built, counts = HindsightPrompts(tokenizer, 100).build(batch, ["\na", "\nb"])
+    assert counts == {"outcomes_shortened": 0, "outcomes_misplaced": 1}
     added = tokenizer("\na", add_special_tokens=False)["input_ids"]
     assert real_tokens(built, 0) == [*real_tokens(batch, 0), *added]
     assert tokenizer.decode(real_tokens(built, 1)).endswith("look\nb<|im_end|>\n<|im_start|>assistant\n")
@@ -156,12 +184,7 @@ def test_a_prompt_shorter_than_the_tail_and_a_template_without_one(tokenizer: An
 
 def test_thinking_switched_off_is_part_of_the_tail() -> None:
     qwen3_like = make_tiny_tokenizer()
-    qwen3_like.chat_template = (
-        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
-        "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
-        "{% endif %}"
-    )
+    qwen3_like.chat_template = QWEN3_LIKE
     thinking, silent = (
         HindsightPrompts(qwen3_like, 5, {"enable_thinking": flag}).tail.tolist() for flag in (True, False)
     )
