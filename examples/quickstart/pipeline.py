@@ -134,15 +134,16 @@ class Quickstart:
             "bash", str(package / f"trajectory_analyzer/run_credit_analysis_{profile.name}.sh"),
             f"DATA_DIR={self.world}", "SPLIT=train", f"NUM={sizes.analysed}", f"DETOUR_RATE={profile.detour_rate}",
             f"ERROR_RATE={profile.error_rate}", f"SEED={self.seed + 1}", f"OUT_DIR={self.out}",
+            f"MODE={profile.label_source}", f"LABEL_SOURCE={profile.label_source}",
         ]  # fmt: skip
         stage2 = [
             "bash", str(package / f"discriminator_trainer/run_training_{profile.name}.sh"),
             str(self.credit), f"MODEL={self.start}", f"OUT_DIR={self.discriminator}",
             f"MAX_LENGTH={profile.discriminator_length}", "DEVICE=cpu", f"SEED={self.seed}",
             "model.enable_gradient_checkpointing=False", f"data.train_batch_size={sizes.discriminator_batch}",
-            "data.micro_batch_size_per_gpu=32", "optim.lr=1e-3",
+            "data.micro_batch_size_per_gpu=32", f"optim.lr={profile.discriminator_lr}",
             f"trainer.total_training_steps={sizes.discriminator_steps}", "trainer.total_epochs=20",
-            "trainer.logger=[console]", *profile.sft_overrides,
+            "trainer.logger=[console]", *profile.discriminator_overrides,
         ]  # fmt: skip
         done = self.discriminator / "report.json"
         return [
@@ -166,6 +167,7 @@ class Quickstart:
             *self._rl_overrides("traj_evolve"),
             "trainer.val_before_train=False",
             f"traj_evolve.discriminator_model_path={self.discriminator / 'model'}",
+            f"traj_evolve.label_source={self.profile.label_source}",
             "traj_evolve.discriminator_lr=3e-4",
             f"traj_evolve.evolve_freq={max(1, sizes.rl_steps // 4)}",
             "traj_evolve.update_batch_size=64",

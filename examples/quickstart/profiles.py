@@ -3,15 +3,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal
 
-__all__ = ["PROFILES", "Profile", "PromptBuilder", "Sizes"]
+from agent_system.environments.prompt_builder import PromptBuilder
 
-
-class PromptBuilder(Protocol):
-    """Builds the message of one turn, as the environment's manager does."""
-
-    def build(self, task_text: str, history: Sequence[tuple[str, str]], obs: str, admissible: Sequence[str]) -> str: ...
+__all__ = ["PROFILES", "Profile", "Sizes"]
 
 
 @dataclass(frozen=True)
@@ -76,9 +72,13 @@ class Profile:
     """Tokens of a row of stage 2."""
     mini_batch: int
     """Rows per optimizer step of RL."""
+    label_source: Literal["single", "minimal"]
+    """What makes a step redundant, in all stages and in the report: see `traj_evolve.label_source`."""
+    discriminator_lr: float
     overrides: Sequence[str]
     """RL settings of this environment, formatted with `world` (folder) and `held_out`."""
     sft_overrides: Sequence[str] = ()
+    discriminator_overrides: Sequence[str] = ()
     """Settings of the two fine-tuning phases."""
 
     def sizes(self, smoke: bool) -> Sizes:
@@ -89,13 +89,13 @@ class Profile:
 def _alfworld_prompts(style: str, history_length: int) -> PromptBuilder:
     from agent_system.environments.env_package.alfworld.prompt_builder import AlfworldPromptBuilder
 
-    return AlfworldPromptBuilder(style, history_length)  # type: ignore[arg-type]
+    return AlfworldPromptBuilder(style, history_length)
 
 
 def _webshop_prompts(style: str, history_length: int) -> PromptBuilder:
     from agent_system.environments.env_package.webshop.prompt_builder import WebshopPromptBuilder
 
-    return WebshopPromptBuilder(style, history_length)  # type: ignore[arg-type]
+    return WebshopPromptBuilder(style, history_length)
 
 
 _ALFWORLD = Profile(
@@ -147,6 +147,8 @@ _ALFWORLD = Profile(
     sft_length=512,
     discriminator_length=1024,
     mini_batch=320,
+    label_source="single",
+    discriminator_lr=1e-3,
     overrides=(
         "env.alfworld.data_dir={world}",
         "env.alfworld.prompt_style=compact",
@@ -203,6 +205,9 @@ _WEBSHOP = Profile(
     sft_length=512,
     discriminator_length=1024,
     mini_batch=160,
+    # Needless steps come in pairs here, opening a page and leaving it: neither can go alone.
+    label_source="minimal",
+    discriminator_lr=3e-3,
     overrides=(
         "env.webshop.data_dir={world}",
         "env.webshop.split=product",
@@ -211,7 +216,8 @@ _WEBSHOP = Profile(
         "actor_rollout_ref.model.use_remove_padding=True",
     ),
     # Half of a padded batch would be padding: an index page has 40 tokens, a page of results 190.
-    sft_overrides=("use_remove_padding=True",),
+    sft_overrides=("use_remove_padding=True", "data.prompt_loss_weight=0.1"),
+    discriminator_overrides=("use_remove_padding=True",),
 )
 
 PROFILES: Mapping[str, Profile] = {profile.name: profile for profile in (_ALFWORLD, _WEBSHOP)}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the policies of a quickstart run: `python -m examples.quickstart.report`.
 
-Every policy played the same held-out games with the same seeds. Redundancy is exact: each success is replayed with one
-step deleted at a time.
+Every policy played the same held-out games with the same seeds. Redundancy is exact, by replay of each success: steps
+that can be deleted one at a time, or those that the shortest success found does without (`Profile.label_source`).
 """
 
 import argparse
@@ -15,13 +15,17 @@ from typing import Any
 import numpy as np
 
 from agent_system.multi_turn_rollout.statistics import bootstrap_mean
-from agent_system.step_discriminator.trajectory_analyzer import get_adapter, label_trajectories
+from agent_system.step_discriminator.trajectory_analyzer import CreditOptions, get_adapter, label_trajectories
 from agent_system.trajectory import Trajectory, load_trajectories, task_key
 from examples.quickstart.profiles import PROFILES
 from verl.utils.errors import UserError
 from verl.utils.fs import atomic_write
 
 NOTE = "generated tasks, a tiny policy and one seed: an example of the output, not a result of the method"
+REDUNDANT = {
+    "single": "the success still comes when this step alone is left out",
+    "minimal": "not in the shortest success that leaving steps out leads to",
+}
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ def summarise(evaluation: Evaluation, env: str, data_dir: Path) -> dict[str, Any
     won = [episode for episode in episodes if episode.success]
     games = [task_key(episode.task) for episode in episodes]
     adapter = get_adapter(env, data_dir)
-    records = label_trajectories(won, adapter)
+    source = PROFILES[env].label_source
+    records = label_trajectories(won, adapter, options=CreditOptions(mode=source, label_source=source))
     labelled = [(episode, record) for episode, record in zip(won, records) if record.redundancy is not None]
     kinds: dict[str, int] = defaultdict(int)
     for _, record in labelled:
@@ -207,7 +212,7 @@ def main() -> None:
     atomic_write(args.out / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
     print(table(rows))
     panel = f"{rows[0]['num_games']} held-out {PROFILES[args.env].tasks}, {rows[0]['num_episodes']} episodes each"
-    print(f"\n{panel}; {NOTE}.")
+    print(f"\n{panel}; redundant: {REDUNDANT[PROFILES[args.env].label_source]}; {NOTE}.")
 
 
 if __name__ == "__main__":
