@@ -58,20 +58,16 @@ def write_generated(
         _check_same(target, identity, things, changed)
         logger.info("%s holds these %s already", target, things)
         return target
-    if target.is_dir():
-        if target.samefile(Path.cwd()):
-            # It would be replaced by another folder of that name while the caller is inside.
-            raise UserError(f"{out} is the folder you are in; name a folder to make for the generated {things}.")
-        target.rmdir()
+    if target.is_dir() and target.samefile(Path.cwd()):
+        # It would be replaced by another folder of that name while the caller is inside.
+        raise UserError(f"{out} is the folder you are in; name a folder to make for the generated {things}.")
     try:
         with atomic_dir(target) as folder:
             record = {**identity, **write(folder)}
             text = json.dumps(record, indent=2) + "\n"
             (folder / GENERATION_FILE).write_text(text, encoding="utf-8", newline="\n")
-    except OSError:
-        # Another process may have finished the same folder in the meantime.
-        if not (target.is_dir() and any(target.iterdir())):
-            raise
+    except FileExistsError:
+        # Another process finished this folder in the meantime.
         _check_same(target, identity, things, changed)
     return target
 

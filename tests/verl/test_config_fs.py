@@ -72,6 +72,84 @@ def test_atomic_dir_replaces_only_when_told(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_the_first_of_two_to_finish_a_folder_wins(tmp_path: Path) -> None:
+    """The other one's folder is removed, and the winner's was never moved: somebody may read it already."""
+    target = tmp_path / "out"
+    with pytest.raises(FileExistsError, match="out exists already"), fs.atomic_dir(target) as late:
+        (late / "late").touch()
+        with fs.atomic_dir(target) as early:
+            (early / "early").touch()
+        winner = target.stat().st_ino
+    assert target.stat().st_ino == winner and [path.name for path in target.iterdir()] == ["early"]
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_an_empty_folder_may_be_filled_and_nothing_else(tmp_path: Path) -> None:
+    empty, file, link = tmp_path / "empty", tmp_path / "file", tmp_path / "link"
+    empty.mkdir()
+    with fs.atomic_dir(empty) as folder:
+        (folder / "x").touch()
+    assert [path.name for path in empty.iterdir()] == ["x"]
+    file.touch()
+    link.symlink_to(tmp_path / "nowhere")
+    for taken in (file, link):
+        with pytest.raises(FileExistsError, match="exists already"), fs.atomic_dir(taken):
+            pass
+    assert sorted(tmp_path.iterdir()) == [empty, file, link]
+
+
+@pytest.mark.parametrize("meanwhile", ["gone", "replaced"])
+def test_replacing_what_another_process_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    target = tmp_path / "out"
+    with fs.atomic_dir(target) as folder:
+        (folder / "old").touch()
+    real = os.replace
+
+    def with_another(source: str | Path, destination: str | Path) -> None:
+        if Path(source) == target and meanwhile == "gone":
+            real(target, tmp_path / "elsewhere")
+        if Path(destination) == target and meanwhile == "replaced":
+            target.mkdir()
+            (target / "other").touch()
+        real(source, destination)
+
+    monkeypatch.setattr(os, "replace", with_another)
+    if meanwhile == "replaced":
+        with pytest.raises(FileExistsError, match="out exists already"), fs.atomic_dir(target, overwrite=True):
+            pass
+    else:
+        with fs.atomic_dir(target, overwrite=True) as folder:
+            (folder / "new").touch()
+    assert [path.name for path in target.iterdir()] == [{"gone": "new", "replaced": "other"}[meanwhile]]
+    assert not [path for path in tmp_path.iterdir() if ".tmp-" in path.name]
+
+
+def test_all_files_of_a_folder_are_on_the_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real_sync, real_replace = os.fsync, os.replace
+
+    def sync(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        real_sync(descriptor)
+
+    def replace(source: str | Path, destination: str | Path) -> None:
+        synced.append("renamed")
+        real_replace(source, destination)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", replace)
+    with fs.atomic_dir(tmp_path / "out") as folder:
+        (folder / "inner").mkdir()
+        for name in ("a", "inner/b"):
+            (folder / name).write_text("x")
+        (folder / "link").symlink_to("a")
+    assert {"a", "b", "inner"} <= set(synced[: synced.index("renamed")]) and "link" not in synced
+
+
 def test_a_failed_swap_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "out"
     with fs.atomic_dir(target) as folder:

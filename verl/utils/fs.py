@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 _HF_ID = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?")
 # Names of temporary files and folders: of `name`, by process `pid`; `old` holds what a replaced folder had.
 _TEMPORARY = re.compile(r"\.?(?P<name>.+)\.tmp-(?P<old>old-)?(?P<pid>\d+)-[a-z0-9_]{8}")
+# Of a rename to something else than an empty folder.
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 _FILE_MODE = 0o666
 _DIR_MODE = 0o777
 _BLOCK = 1 << 20
@@ -87,40 +90,81 @@ def atomic_write(path: str | Path, data: str | bytes) -> None:
 def atomic_dir(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield a folder `{path}.tmp-*` beside `path`; it gets the name `path` when the block ends without error.
 
-    On an error inside the block the temporary folder is removed and `path` is as it was. A folder that exists
-    already is replaced only with `overwrite=True`; it is moved aside first and removed after the rename.
+    On an error inside the block the temporary folder is removed and `path` is as it was. What exists already is
+    replaced only with `overwrite=True` (it is moved aside first and removed after the rename) or if it is an empty
+    folder. The content is on the disk before the rename. Of several processes that make one folder without
+    `overwrite`, the first to finish wins, and no reader sees its folder change or vanish.
 
     Raises:
-        FileExistsError: `path` exists and `overwrite` is False.
+        FileExistsError: `path` exists, is no empty folder and `overwrite` is False, be it that another process made it
+            in the meantime; with `overwrite` only if another process put one there during the swap.
     """
     target = Path(path).expanduser()
-    if target.exists() and not overwrite:
-        raise FileExistsError(f"{target} exists already; choose another folder or remove it first.")
+    if not overwrite and _is_taken(target):
+        raise _exists_already(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{target.name}.tmp-{os.getpid()}-", dir=target.parent))
     try:
         temporary.chmod(_DIR_MODE & ~_current_umask())
         yield temporary
-        _swap_in(temporary, target)
+        _sync_tree(temporary)
+        if overwrite:
+            _swap_in(temporary, target)
+        else:
+            _rename(temporary, target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     _sync_folder(target.parent)
 
 
-def _swap_in(temporary: Path, target: Path) -> None:
-    if not target.exists():
-        os.replace(temporary, target)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f"{target.name}.tmp-old-{os.getpid()}-", dir=target.parent))
-    os.replace(target, old / target.name)
+def _is_taken(path: Path) -> bool:
+    """Whether something is there that a folder cannot be renamed to: anything but an empty folder."""
     try:
-        os.replace(temporary, target)
-    except BaseException:
-        os.replace(old / target.name, target)
-        shutil.rmtree(old, ignore_errors=True)
+        return any(path.iterdir())
+    except FileNotFoundError:
+        return path.is_symlink()
+    except NotADirectoryError:
+        return True
+
+
+def _exists_already(path: Path) -> FileExistsError:
+    return FileExistsError(f"{path} exists already; choose another folder or remove it first.")
+
+
+def _sync_tree(folder: Path) -> None:
+    """Put all content on the disk: a rename that outlives a power failure must not name files full of zeros."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            if not os.path.islink(path := os.path.join(place, name)):
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+        _sync_folder(Path(place))
+
+
+def _rename(folder: Path, target: Path) -> None:
+    try:
+        os.replace(folder, target)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            raise _exists_already(target) from error
         raise
-    shutil.rmtree(old, ignore_errors=True)
+
+
+def _swap_in(temporary: Path, target: Path) -> None:
+    old = Path(tempfile.mkdtemp(prefix=f"{target.name}.tmp-old-{os.getpid()}-", dir=target.parent))
+    aside = old / target.name
+    try:
+        # Another process may have moved it in the meantime.
+        with suppress(FileNotFoundError):
+            os.replace(target, aside)
+        _rename(temporary, target)
+    except BaseException:
+        if aside.exists() and not target.exists():
+            os.replace(aside, target)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def remove_leftovers(path: str | Path) -> None:
@@ -132,7 +176,8 @@ def remove_leftovers(path: str | Path) -> None:
     target = Path(path).expanduser()
     beside = target.parent.iterdir() if target.parent.is_dir() else iter(())
     found = [item for item in beside if item.name.lstrip(".").startswith(f"{target.name.lstrip('.')}.tmp-")]
-    if target.is_dir():
+    # Another process may take the folder away while this one looks.
+    with suppress(FileNotFoundError, NotADirectoryError):
         found += target.iterdir()
     for item in found:
         match = _TEMPORARY.fullmatch(item.name)
@@ -140,7 +185,9 @@ def remove_leftovers(path: str | Path) -> None:
             continue
         home = item.parent / match["name"]
         if match["old"] and not home.exists() and (item / home.name).exists():
-            os.replace(item / home.name, home)
+            # Another process may do the same.
+            with suppress(FileNotFoundError, FileExistsError):
+                _rename(item / home.name, home)
         logger.info("removing %s, left by a process that was killed", item)
         if item.is_dir():
             shutil.rmtree(item, ignore_errors=True)

@@ -19,6 +19,7 @@ from agent_system.environments.env_package.webshop.generated_products import Mad
 from agent_system.environments.env_package.webshop.goals import GoalSet
 from agent_system.environments.env_package.webshop.request import parse_request, tokens
 from agent_system.environments.env_package.webshop.shop_tables import CATEGORIES, FILLERS, LINES
+from agent_system.environments.generated_folder import write_generated
 from verl.utils.errors import UserError
 
 # Of 60 products and 80 goals with seed 7. Changes only together with the generator's version.
@@ -66,6 +67,27 @@ def test_the_same_shop_is_kept_and_anything_else_refused(tmp_path: Path, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     first = ensure_generated(products=12, goals=12)
     assert ensure_generated(products=12, goals=12) == first != ensure_generated(products=12, goals=12, seed=1)
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_generators_of_one_folder_do_not_disturb_each_other(tmp_path: Path, empty: bool) -> None:
+    out, others = tmp_path / "out", 0
+    if empty:
+        out.mkdir()
+
+    def write(folder: Path) -> dict[str, object]:
+        nonlocal others
+        others += 1
+        if others < 3:
+            write_generated(out, {"seed": 1}, "things", write, lambda *_: None)
+        (folder / "thing").write_text(str(others))
+        return {"hashes": {}}
+
+    assert write_generated(out, {"seed": 1}, "things", write, lambda *_: None) == out
+    assert others == 3 and list(tmp_path.iterdir()) == [out]
+    assert sorted(path.name for path in out.iterdir()) == ["generation.json", "thing"]
+    with pytest.raises(UserError, match="other options"):
+        write_generated(out, {"seed": 2}, "things", write, lambda *_: None)
 
 
 def test_numbers_and_families(generated_dir: Path, catalogue: Catalogue, goals: GoalSet) -> None:
