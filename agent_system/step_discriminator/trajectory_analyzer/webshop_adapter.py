@@ -40,11 +40,15 @@ def webshop_adapter(data_dir: Path | None) -> EnvAdapter:
     Raises:
         UserError: no data folder is given, or it does not exist.
     """
+    from agent_system.environments.env_package.webshop.catalogue import noun_source
     from agent_system.environments.env_package.webshop.data_files import resolve_data_dir
 
+    folder = resolve_data_dir(data_dir)
     return EnvAdapter(
-        make_game=_WebshopGames(str(resolve_data_dir(data_dir))),
+        make_game=_WebshopGames(str(folder)),
         reveals=revealed_page,
         score=purchase_score,
         state_id=attrgetter("state_id"),
+        # Labels below a score of 1.0 depend on it.
+        versions={"webshop_nouns": noun_source(folder)},
     )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,12 +186,25 @@ def test_streams_do_not_depend_on_the_chunk(tmp_path: Path, monkeypatch: pytest.
         assert list(iter_list(path) if "[" in text else iter_object(path)) == []
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1", "[1,", "[1 2]", "[nul]", '["a', "[\xff]"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[1", "[1,", "[1 2]", "[nul]", '["a', "[\xff]", "[] x", "[1] [2]", "[1]]", "[" + "9" * 10_000 + "]"],
+)
 def test_broken_streams(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(UserError, match=r"x\.json"):
         list(iter_list(path))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{1: 2}", '{"a": 1', '{"a" 1}', '{} {"B', '{"a": 1}}', '{"a": -%s}' % ("9" * 10_000)]
+)
+def test_broken_objects(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"x\.json"):
+        list(iter_object(path))
 
 
 def test_setup_program(write: Callable[..., Path], generated_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,7 +225,49 @@ def test_setup_program_on_the_original(
     original_dir: Path, write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert setup_data.main(["--data-dir", str(original_dir)]) == 0
-    assert "synthetic goals: 6910" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "synthetic goals: 6910" in out and "human goals for these products: 13" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "message"),
+    [
+        ("items_ins_v2_1000.json", 500, r"items_ins_v2_1000\.json has no entry for 500 of 1000 products \(the first: "),
+        ("items_human_ins.json", 3, r"items_human_ins\.json holds \d goals for these products where .* has 13"),
+    ],
+)
+def test_setup_program_notices_missing_entries(
+    original_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    kept: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for path in original_dir.glob("items_*.json"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    entries = json.loads((folder / name).read_bytes())
+    (folder / name).write_text(json.dumps(dict(list(entries.items())[:kept])), encoding="utf-8")
+    assert setup_data.main(["--data-dir", str(folder)]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_setup_program_notices_lost_instructions(
+    original_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "items_shuffle_1000.json").write_bytes((original_dir / "items_shuffle_1000.json").read_bytes())
+    entries = json.loads((original_dir / "items_ins_v2_1000.json").read_bytes())
+    next(entry for entry in entries.values() if "instruction" in entry).pop("instruction")
+    (folder / "items_ins_v2_1000.json").write_text(json.dumps(entries), encoding="utf-8")
+    assert setup_data.main(["--data-dir", str(folder)]) == 2
+    assert "synthetic goals where the published file has 6910" in capsys.readouterr().err
 
 
 def test_generator_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

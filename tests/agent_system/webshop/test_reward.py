@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_system.environments.env_package.webshop import nouns as nouns_module
 from agent_system.environments.env_package.webshop.fuzzy import token_set_ratio
 from agent_system.environments.env_package.webshop.nouns import ContentWords, NounTable, SpacyNouns, default_nouns
 from agent_system.environments.env_package.webshop.products import Product
@@ -177,10 +179,34 @@ def test_ratio_cases(a: str, b: str, ratio: int) -> None:
     assert token_set_ratio(a, b) == ratio
 
 
+def _fails(model: str, title: str) -> tuple[str, ...]:
+    raise OSError(f"{model} was made for another version")
+
+
+@pytest.mark.parametrize(
+    ("tagged", "words"), [(_fails, "made for another version"), (lambda model, title: (), "tags no nouns")]
+)
+def test_a_model_that_cannot_be_used_is_found_at_the_start(
+    tagged: Callable[[str, str], tuple[str, ...]],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(nouns_module, "_tagged_nouns", tagged)
+    default_nouns.cache_clear()
+    try:
+        assert isinstance(default_nouns(), ContentWords)
+        assert words in caplog.text and "en_core_web_md" in caplog.text and "compares the words" in caplog.text
+    finally:
+        default_nouns.cache_clear()
+
+
 def test_noun_extractors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    default_nouns.cache_clear()
     nouns = default_nouns()
     assert isinstance(nouns, (ContentWords, SpacyNouns))
-    assert isinstance(nouns, SpacyNouns) or "no spaCy model" in caplog.text
+    assert isinstance(nouns, SpacyNouns) or "compares the words of titles" in caplog.text
     words = ContentWords()
     assert words.nouns("A", "The 2 Oak-Lamps for men's desks, 10x") == ["oak-lamps", "men's", "desks"]
     table = tmp_path / "title_nouns.json"
@@ -188,7 +214,16 @@ def test_noun_extractors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     assert NounTable.from_file(table).nouns("A1", "any") == ("lamp",)
     with pytest.raises(UserError, match="A9"):
         NounTable.from_file(table).nouns("A9", "any")
-    for text in ('{"A1": [1]}', "[]", '{"A1": 3}', "{"):
+    for text in (
+        '{"A1": [1]}',
+        "[]",
+        '{"A1": 3}',
+        "{",
+        '{"A1": "lamp"}',
+        '{"A1": {"lamp": 1}}',
+        '{"A1": null}',
+        '"A1"',
+    ):
         table.write_text(text, encoding="utf-8")
         with pytest.raises(UserError, match="title_nouns"):
             NounTable.from_file(table)

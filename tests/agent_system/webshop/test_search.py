@@ -135,26 +135,6 @@ def test_two_processes_build_at_once(generated_dir: Path, tmp_path: Path, catalo
     assert len(list(tmp_path.iterdir())) == 1, "temporary folders are left"
 
 
-def test_a_damaged_index_is_built_again(
-    generated_dir: Path, tmp_path: Path, catalogue: Catalogue, caplog: pytest.LogCaptureFixture
-) -> None:
-    expected = catalogue.search("green tea").tolist()
-    Catalogue.load(generated_dir, cache_dir=tmp_path)
-    (folder,) = tmp_path.iterdir()
-    with (folder / "posting_documents.npy").open("r+b") as file:
-        file.truncate(1000)
-    assert (
-        Catalogue.load(generated_dir, nouns=catalogue.nouns, cache_dir=tmp_path).search("green tea").tolist()
-        == expected
-    )
-    assert "damaged" in caplog.text
-    (folder / "meta.json").write_text("{", encoding="utf-8")
-    assert (
-        Catalogue.load(generated_dir, nouns=catalogue.nouns, cache_dir=tmp_path).search("green tea").tolist()
-        == expected
-    )
-
-
 def test_the_index_depends_on_the_content(generated_dir: Path, tmp_path: Path, catalogue: Catalogue) -> None:
     part = Catalogue.load(generated_dir, num_products=30, nouns=catalogue.nouns, cache_dir=tmp_path)
     whole = Catalogue.load(generated_dir, nouns=catalogue.nouns, cache_dir=tmp_path)

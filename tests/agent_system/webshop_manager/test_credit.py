@@ -125,7 +125,9 @@ def test_discriminator_data_has_no_product_on_both_sides_and_no_scores(
     save_trajectories(tmp_path / "t.jsonl", episodes)
     analyze([tmp_path / "t.jsonl"], tmp_path, data_dir=shop_dir)
     won = [item for item in episodes if item.success]
-    assert len(load_credit_analysis(tmp_path / "credit_analysis.json")["trajectories"]) == len(won)
+    document = load_credit_analysis(tmp_path / "credit_analysis.json")
+    assert len(document["trajectories"]) == len(won)
+    assert document["header"]["versions"] == {"webshop_nouns": "table:title_nouns.json"}
     tokenizer = make_tiny_tokenizer(texts=[item.task["instruction"] for item in won])
     prepare([tmp_path / "credit_analysis.json"], tmp_path / "data", tokenizer, max_length=4096, val_share=0.3)
     product = {item.traj_uid: item.task["goal_asin"] for item in won}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,11 @@ import pytest
 from agent_system.environments import make_envs
 from agent_system.environments.check import check_env_manager, tagged
 from agent_system.environments.env_package.webshop import build_webshop_envs
+from agent_system.environments.env_package.webshop.data_files import HUMAN_FILE
+from agent_system.environments.env_package.webshop.envs import WebshopGame
 from agent_system.environments.env_package.webshop.manager import SCORE_KEY, WINNABLE_KEY, WebshopEnvironmentManager
 from agent_system.environments.env_package.webshop.pages import SEARCH_ACTION
-from agent_system.environments.env_package.webshop.tasks import ShopSettings, open_shop
+from agent_system.environments.env_package.webshop.tasks import LegacyGoalStream, ShopSettings, open_shop, shop_of_task
 from tests.agent_system.webshop_manager.conftest import WebshopConfigMaker
 from verl.utils.errors import UserError
 
@@ -100,19 +103,56 @@ def test_a_task_record_rebuilds_the_goal_and_refuses_another_shop(make_config: W
     train, _ = make_envs(make_config())
     task = train.tasks[0]
     assert set(task) == {
-        "catalogue_hash", "goal_index", "goal_asin", "goal_set", "instruction", "task_type", "winnable",
+        "catalogue_hash", "goal_index", "goal_asin", "goal_hash", "goal_set", "instruction", "task_type", "winnable",
     }  # fmt: skip
     assert json.loads(json.dumps(task)) == task
     for change, message in (
         ({"catalogue_hash": "0" * 64}, "not the one that was played"),
         ({"goal_asin": "B000000000"}, "not the one that was played"),
         ({"goal_index": 10**6}, "not the one that was played"),
+        ({"goal_hash": "0" * 64}, "not the one that was played"),
+        ({"goal_hash": None}, "not the one that was played"),
+        ({"instruction": "another"}, "not the one that was played"),
         ({"goal_index": "3"}, "no `goal_index`"),
         ({"goal_set": None}, "no `goal_set`"),
         ({"goal_set": {"colour": 1}}, "cannot be read"),
+        ({"goal_set": {"option_match": "foo"}}, "cannot be read .*choose upstream or fixed"),
+        ({"goal_set": {"option_match": ["fixed"]}}, "cannot be read .*choose upstream or fixed"),
+        ({"goal_set": {"seed": [1]}}, r"cannot be read .*seed=\[1\]"),
+        ({"goal_set": {"seed": True}}, "cannot be read .*seed=True"),
+        ({"goal_set": {"small": "no"}}, "cannot be read .*small='no'"),
+        ({"goal_set": {"human_goals": None}}, "cannot be read .*human_goals=None"),
+        ({"goal_set": {"data_dir": "/"}}, "cannot be read"),
     ):
         with pytest.raises(UserError, match=message):
             train.reset({"tasks": [{**task, **change}]})
+    # Records from before the goals had a hash.
+    early = {name: value for name, value in task.items() if name != "goal_hash"}
+    assert train.reset({"tasks": [early]})[0]["anchor"] == train.reset({"tasks": [task]})[0]["anchor"]
+    with pytest.raises(UserError, match="not the one that was played"):
+        train.reset({"tasks": [{**early, "instruction": "another"}]})
+
+
+@pytest.mark.parametrize("field", ["instruction", "instruction_attributes", "instruction_options", None])
+def test_a_record_of_other_goals_for_the_same_products_is_refused(
+    shop_dir: Path, tmp_path: Path, field: str | None
+) -> None:
+    """Whether a goal was changed in a way that its words show or not, or (None) goals were added."""
+    other = shutil.copytree(shop_dir, tmp_path / "other")
+    entries = json.loads((other / HUMAN_FILE).read_text(encoding="utf-8"))
+    some = next(iter(entries.values()))
+    if field is None:
+        some.append(some[0])
+    else:
+        some[0][field] = "another request" if field == "instruction" else ["another"]
+    (other / HUMAN_FILE).write_text(json.dumps(entries), encoding="utf-8")
+    played, changed = (open_shop(ShopSettings(str(folder))) for folder in (shop_dir, other))
+    assert played.catalogue.hash == changed.catalogue.hash
+    for index in range(0, 160, 10):
+        task = played.task(index)
+        with pytest.raises(UserError, match=r"not the one that was played.*items_human_ins\.json.*--data-dir"):
+            shop_of_task(task, other).check(task)
+        assert shop_of_task(task, shop_dir).check(task) == index
 
 
 def test_a_win_pays_ten_and_scores_count_for_their_own_episode(make_config: WebshopConfigMaker) -> None:
@@ -141,6 +181,16 @@ def test_a_win_pays_ten_and_scores_count_for_their_own_episode(make_config: Webs
     assert success["success_rate"][:2].tolist() == success[WINNABLE_KEY][:2].tolist() == [1.0, 0.0]
     assert success[SCORE_KEY][:2].tolist() == [1.0, 0.0]
     assert success[SCORE_KEY][2] == pytest.approx(histories[2][-1]["task_score"])
+
+
+def test_a_purchase_pays_once(make_config: WebshopConfigMaker) -> None:
+    train, _ = make_envs(make_config())
+    task = next(task for task in train.tasks if task["winnable"])
+    game = WebshopGame(open_shop(ShopSettings(str(train.data_dir))), task["goal_index"])
+    game.reset()
+    results = [game.step(action) for action in [*best_purchase(train, task), "click[buy now]", "search[a]", "x"]]
+    assert [reward for _, reward, _, _ in results] == [0.0] * (len(results) - 4) + [10.0, 0.0, 0.0, 0.0]
+    assert all(done and info["won"] for _, _, done, info in results[-4:])
 
 
 def test_goals_that_cannot_be_won_are_left_out_of_one_key_only(make_config: WebshopConfigMaker) -> None:
@@ -176,11 +226,18 @@ def test_validity(make_config: WebshopConfigMaker) -> None:
     assert flags(tagged("")) == (True, False, True)
 
 
-def test_the_record_of_a_run_names_the_shop_and_the_noun_extractor(make_config: WebshopConfigMaker) -> None:
+def test_the_record_of_a_run_names_the_shop_and_the_noun_extractor(
+    make_config: WebshopConfigMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     _, val = make_envs(make_config())
+    for side in ("training", "validation"):
+        (line,) = (text for text in caplog.messages if text.startswith(f"WebShop {side}: "))
+        assert "nouns=table:title_nouns.json" in line and "goals=160" in line
     record = json.loads(json.dumps(val.metadata))
     assert (record["products"], record["goals"]) == (80, 160)
     assert record["nouns"] and record["catalogue_hash"] and record["option_match"] == "upstream"
+    assert record["held_out"] is True
 
 
 def test_legacy_order(shared_dir: Path, make_config: WebshopConfigMaker) -> None:
@@ -199,6 +256,25 @@ def test_legacy_order(shared_dir: Path, make_config: WebshopConfigMaker) -> None
     fresh.load_state_dict(json.loads(json.dumps(train.state_dict())))
     assert fresh.draw_tasks(3) == train.draw_tasks(3)
     check_env_manager(train)
+    assert val.metadata["split"] == "legacy_goal_order" and val.metadata["held_out"] is False
+
+
+@pytest.mark.parametrize("changes", [{"split": "goal"}, {"split": "product"}, {"val_goals": 5}], ids=str)
+def test_legacy_order_holds_nothing_out_whatever_is_asked(
+    changes: dict[str, Any], make_config: WebshopConfigMaker
+) -> None:
+    ((name, value),) = changes.items()
+    with pytest.raises(UserError, match=rf"legacy_goal_order=True and env\.webshop\.{name}={value}: .*only one"):
+        make_envs(make_config(legacy_goal_order=True, **changes))
+
+
+def test_the_goals_of_many_groups_are_made_once(shop_dir: Path) -> None:
+    stream = LegacyGoalStream(ShopSettings(str(shop_dir)), range(160), 1000, 150)
+    stream.take(150)
+    made = open_shop.cache_info().misses
+    for task in stream.take(300):
+        shop_of_task(task, shop_dir)
+    assert open_shop.cache_info().misses == made
 
 
 def test_contradictions_and_missing_data_are_one_sentence(

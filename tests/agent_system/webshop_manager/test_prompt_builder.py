@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts of both styles: what is always in them, history, memory aids."""
 
+from pathlib import Path
+from random import Random
+from typing import Literal
+
 import pytest
 
 from agent_system.environments import prompts
+from agent_system.environments.env_package.webshop.envs import WebshopGame
 from agent_system.environments.env_package.webshop.pages import click, page_text
 from agent_system.environments.env_package.webshop.prompt_builder import WebshopPromptBuilder
+from agent_system.environments.env_package.webshop.tasks import ShopSettings, open_shop
 from tests.agent_system.webshop_manager.test_pages import HEAD, ITEM, NAVIGATION, RESULTS, TASK, joined
 from verl.utils.errors import UserError
 
@@ -65,6 +71,47 @@ def test_compact_remembers_selected_options_of_this_item_only() -> None:
     assert "Chosen: sky blue\n" in builder.build(TASK, longer, ITEM_PAGE, ITEM_ACTIONS)
     left = [*HISTORY, (ITEM_PAGE, "click[< prev]"), (RESULTS_PAGE, "click[b0000000aa]")]
     assert "Chosen" not in builder.build(TASK, left, ITEM_PAGE, ITEM_ACTIONS)
+
+
+@pytest.mark.parametrize(
+    "action", ["click[add to cart]", "click[green]", "click[b0000000zz]", "buy it", "click[search]"]
+)
+def test_compact_remembers_options_across_actions_that_the_page_did_not_offer(action: str) -> None:
+    builder = WebshopPromptBuilder("compact", 1)
+    history = [*HISTORY, (ITEM_PAGE, action), (ITEM_PAGE, "click[small]"), (ITEM_PAGE, action)]
+    assert "Chosen: red, small\n" in builder.build(TASK, history, ITEM_PAGE, ITEM_ACTIONS)
+    on_sub_page = [*HISTORY, (ITEM_PAGE, "click[features]"), (SUB_PAGE, action), (SUB_PAGE, "click[small]")]
+    text = builder.build(TASK, [*on_sub_page, (SUB_PAGE, "click[< prev]")], ITEM_PAGE, ITEM_ACTIONS)
+    assert "Chosen: red\n" in text, "a sub-page offers no options"
+
+
+@pytest.mark.parametrize("mode", ["text", "text_rich"])
+def test_compact_says_what_the_state_holds(shop_dir: Path, mode: Literal["text", "text_rich"]) -> None:
+    """Random play, with actions that no page offers."""
+    shop = open_shop(ShopSettings(str(shop_dir)))
+    builder, random, seen = WebshopPromptBuilder("compact", 3), Random(0), 0
+    for goal in range(0, 160, 4):
+        game = WebshopGame(shop, goal, mode)
+        page, info = game.reset()
+        history: list[tuple[str, str]] = []
+        for _ in range(25):
+            others = [click("add to cart"), "search[lamp]" if random.random() < 0.2 else "look", click("red")]
+            offered = [action for action in info["admissible_commands"] if "buy now" not in action]
+            state = game.session.state
+            options = shop.catalogue.product(state.product).options if state.product >= 0 else ()
+            values = [value for _, found in options for value in found]
+            action = random.choice([*others, *offered, *map(click, values)]).replace("<your query>", "blue")
+            history.append((page, action))
+            page, _, _, info = game.step(action)
+            state = game.session.state
+            if state.page == "item":
+                chosen = dict(state.options)
+                names = [name for name, _ in shop.catalogue.product(state.product).options if name in chosen]
+                expected = [f"Chosen: {', '.join(chosen[name] for name in names)}"] if names else []
+                prompt = builder.build(game.session.instruction, history, page, info["admissible_commands"])
+                assert [line for line in prompt.split("\n") if line.startswith("Chosen:")] == expected
+                seen += bool(names)
+    assert seen > 50
 
 
 def test_compact_keeps_what_a_sub_page_said_and_says_when_nothing_happened() -> None:

@@ -21,7 +21,7 @@ from agent_system.environments.env_package.webshop.store import Records, map_arr
 from verl.utils.errors import UserError
 from verl.utils.fs import user_cache_dir
 
-__all__ = ["Catalogue", "Listing"]
+__all__ = ["Catalogue", "Listing", "noun_source"]
 
 logger = logging.getLogger(__name__)
 
@@ -194,6 +194,11 @@ class Catalogue:
             raise UserError(f"The index {self._compiled} has another size than its catalogue; remove the folder.")
         if documents == len(self) and not len(self.search(query)):
             logger.warning("a search for %r, the first product's title, finds nothing in %s", query, self.data_dir)
+
+
+def noun_source(folder: Path) -> str:
+    """Name of the noun extractor that `Catalogue.load` takes for a folder by default; the shop is not opened."""
+    return _ListedNouns.name if (folder / NOUNS_FILE).is_file() else default_nouns().name
 
 
 @lru_cache(maxsize=_CATALOGUES_KEPT)

@@ -35,7 +35,7 @@ __all__ = ["compiled_form", "compiled_form_at", "read_products"]
 logger = logging.getLogger(__name__)
 
 # Raised whenever the compiled form changes, so that an old one is not taken for a new one.
-_FORMAT = 2
+_FORMAT = 3
 _REPORT_EVERY = 100_000
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["WIN_REWARD", "WebshopEnv", "WebshopEnvFactory", "WebshopGame", "build_webshop_envs"]
 
 WIN_REWARD = 10.0
-"""Reward of a purchase whose task score is 1.0; every other step gives 0."""
+"""Reward of a purchase whose task score is 1.0; every other step gives 0, also one after it."""
 
 ObservationMode = Literal["text", "text_rich"]
 
@@ -53,8 +53,8 @@ class WebshopGame:
 
     def step(self, action: str) -> tuple[str, float, bool, Info]:
         """Any text is allowed; what the page does not offer changes nothing."""
-        observation, _, done, info = self.session.step(action)
-        return self._page(observation), WIN_REWARD * bool(info["won"]), done, self._info(info)
+        observation, score, done, info = self.session.step(action)
+        return self._page(observation), WIN_REWARD * (score == 1.0), done, self._info(info)
 
     def snapshot(self) -> Any:
         """The present state."""

@@ -137,7 +137,11 @@ class GoalSet:
 
     @cached_property
     def hash(self) -> str:
-        """Hex SHA-256 of everything that determines the goals, their order, prices and rewards."""
+        """Hex SHA-256 of everything that determines the goals, their order, prices and how options are matched.
+
+        The noun extractor, on which scores of wrong purchases depend, is not in it unless the shop has a table:
+        records of one machine are played on another one. `metadata` names it.
+        """
         record = hashlib.sha256(f"{self.catalogue.hash} {self.seed} {self.option_match} {self.human_goals}".encode())
         for goal in self._human or ():
             record.update(repr(goal).encode("utf-8", "backslashreplace"))

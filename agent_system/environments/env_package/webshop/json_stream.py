@@ -59,6 +59,12 @@ class _Stream:
         self._at += 1
         return found
 
+    def end(self) -> None:
+        """Nothing but blanks may follow."""
+        found = self.peek()
+        if found:
+            raise self.error(f"the end of the file expected, {found!r} found")
+
     def value(self) -> Any:
         """Take one JSON value."""
         self.peek()
@@ -71,6 +77,9 @@ class _Stream:
                 if self._more():
                     continue
                 raise self.error(f"no valid JSON ({error.msg})") from error
+            except ValueError as error:
+                # Python reads no integer of more than a few thousand digits.
+                raise self.error(f"a number that cannot be read ({error})") from error
             # A number at the end of the window may go on behind it; so may one before a point or an exponent.
             ends_here = end < len(self._text) and self._text[end] not in ".eE"
             if ends_here or not self._more():
@@ -95,17 +104,20 @@ def iter_list(path: Path) -> Iterator[Any]:
     """The elements of the JSON list in a file.
 
     Raises:
-        UserError: the file is missing, not a list, or ends too early.
+        UserError: the file is missing, not a list, ends too early, or does not end behind the list.
     """
     stream = _Stream(path)
     try:
         stream.skip("[")
-        if stream.peek() != "]":
+        if stream.peek() == "]":
+            stream.skip("]")
+        else:
             yield stream.value()
             stream.taken += 1
             while stream.skip(",", "]") == ",":
                 yield stream.value()
                 stream.taken += 1
+        stream.end()
     finally:
         stream.close()
 
@@ -114,15 +126,18 @@ def iter_object(path: Path) -> Iterator[tuple[str, Any]]:
     """The (key, value) pairs of the JSON object in a file, in order.
 
     Raises:
-        UserError: the file is missing, not an object, or ends too early.
+        UserError: the file is missing, not an object, ends too early, or does not end behind the object.
     """
     stream = _Stream(path)
     try:
         stream.skip("{")
-        if stream.peek() != "}":
+        if stream.peek() == "}":
+            stream.skip("}")
+        else:
             yield _pair(stream)
             while stream.skip(",", "}") == ",":
                 yield _pair(stream)
+        stream.end()
     finally:
         stream.close()
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -31,6 +32,8 @@ from agent_system.trajectory import task_key
 from verl.utils.errors import UserError
 
 __all__ = ["SCORE_KEY", "WebshopEnvironmentManager", "make_webshop_manager"]
+
+logger = logging.getLogger(__name__)
 
 SCORE_KEY = "webshop_task_score (not success_rate)"
 WINNABLE_KEY = "winnable_success_rate"
@@ -104,18 +107,6 @@ class WebshopEnvironmentManager(EnvironmentManagerBase):
         """The request of a session's first page in text mode; ValueError when there is none."""
         return extract_task(observation)
 
-    def build_text_obs(self, slots: Sequence[int], max_history: int | None = None) -> list[str]:
-        return [
-            self.builder.build(
-                self._tasks[slot]["instruction"],
-                self.history(slot),
-                self.observation(slot),
-                self.admissible_actions(slot),
-                max_history,
-            )
-            for slot in slots
-        ]
-
     def is_offered(self, action: str, offered: Sequence[str]) -> bool:
         """Any query is offered where the page has a search bar."""
         return is_offered(action, offered)
@@ -141,6 +132,13 @@ def shop_settings(section: _WebshopSection) -> ShopSettings:
     Raises:
         UserError: contradicting keys, or the shop cannot be made.
     """
+    ignored = {"split": section.split, "val_goals": section.val_goals}
+    given = [f"env.webshop.{name}={value}" for name, value in ignored.items() if value is not None]
+    if section.legacy_goal_order and given:
+        raise UserError(
+            f"env.webshop.legacy_goal_order=True and {' and '.join(given)}: in that order every group shuffles the "
+            "goals for itself and nothing is held out; set only one of them."
+        )
     data_dir = section.data_dir
     if section.source == "generated":
         from agent_system.environments.env_package.webshop.generate import ensure_generated
@@ -207,6 +205,9 @@ def make_webshop_manager(config: WebshopRunConfig, is_train: bool) -> WebshopEnv
     else:
         tasks = split_tasks(shop, section, is_train)
         stream, panel_hash = GoalStream(tasks, seed), tasks.hash
+    metadata = _metadata(shop, section)
+    side = "training" if is_train else "validation"
+    logger.info("WebShop %s: %s", side, ", ".join(f"{name}={value}" for name, value in metadata.items()))
     num_slots = num_groups * max(env.rollout.n, 1) if is_train else num_groups
     factory = WebshopEnvFactory(settings.data_dir, section.observation_mode)
     manager = WebshopEnvironmentManager(
@@ -216,16 +217,17 @@ def make_webshop_manager(config: WebshopRunConfig, is_train: bool) -> WebshopEnv
         split="train" if is_train else "val",
         panel_hash=panel_hash,
         data_dir=Path(shop.catalogue.data_dir),
-        metadata=_metadata(shop, section),
+        metadata=metadata,
     )
     manager.task_stream = stream
     return manager
 
 
 def _metadata(shop: Shop, section: _WebshopSection) -> dict[str, Any]:
-    """What a run's record says: the shop, the noun extractor, the split and how much its sides share."""
+    """What a run's record says: the shop, the noun extractor, the split, whether it holds goals out and how much its
+    sides share."""
     record = {**shop.metadata(), "observation_mode": section.observation_mode}
     if section.legacy_goal_order:
-        return {**record, "split": "legacy_goal_order"}
+        return {**record, "split": "legacy_goal_order", "held_out": False}
     mode = _split_mode(shop, section)
-    return {**record, "split": mode, "overlap": shop.goals.overlap(shop.goals.split(mode))}
+    return {**record, "split": mode, "held_out": True, "overlap": shop.goals.overlap(shop.goals.split(mode))}

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _MODELS = ("en_core_web_sm", "en_core_web_lg", "en_core_web_md")
 """spaCy models looked for; the first is the one that WebShop's code loads."""
+_PROBE = "a wooden table lamp"
 _WORD = re.compile(r"[^\W\d_]{2,}(?:['\u2019-][^\W\d_]+)*")
 _NO_NOUNS = STOP_WORDS | frozenset(
     (
@@ -58,13 +59,16 @@ class NounTable:
         Raises:
             UserError: the file has another form.
         """
+        form = "it must map asins to lists of nouns"
         try:
             table = json.loads(path.read_bytes())
-            whole = all(isinstance(noun, str) for nouns in table.values() for noun in nouns)
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is unreadable ({error}); it must map asins to lists of nouns.") from error
-        if not whole:
-            raise UserError(f"{path} must map asins to lists of nouns.")
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{path} is unreadable ({error}); {form}.") from error
+        if not isinstance(table, dict):
+            raise UserError(f"{path} holds a {type(table).__name__}; {form}.")
+        for asin, nouns in table.items():
+            if not isinstance(nouns, list) or not all(isinstance(noun, str) for noun in nouns):
+                raise UserError(f"{path}: {asin} has {str(nouns)[:40]!r}; {form}.")
         return cls(table, f"table:{path.name}")
 
     @property
@@ -116,15 +120,25 @@ class ContentWords:
         return [word for word in _WORD.findall(title.lower()) if word not in _NO_NOUNS]
 
 
+@lru_cache(maxsize=1)
 def default_nouns() -> NounExtractor:
-    """An installed spaCy model, else content words, with a warning."""
+    """An installed spaCy model that works, else content words, with a warning; looked for once per process."""
+    problem = "no spaCy model is installed"
     for model in _MODELS:
-        if importlib.util.find_spec("spacy") is not None and importlib.util.find_spec(model) is not None:
-            return SpacyNouns(model)
+        if importlib.util.find_spec("spacy") is None or importlib.util.find_spec(model) is None:
+            continue
+        try:
+            # Loaded now: a run must not find out at its first purchase.
+            if _tagged_nouns(model, _PROBE):
+                return SpacyNouns(model)
+            cause = "it tags no nouns"
+        except Exception as error:  # noqa: BLE001 - models of other versions fail in many ways, inside spaCy
+            cause = f"{type(error).__name__}: {error}"
+        problem = f"the spaCy model {model} cannot be used ({cause})"
     logger.warning(
-        "no spaCy model is installed: the WebShop reward compares the words of titles instead of their nouns, so that "
-        "some wrong purchases score differently; for the original's scores install spacy and run "
-        "`python -m spacy download %s`",
+        "%s: the WebShop reward compares the words of titles instead of their nouns, so that some wrong purchases "
+        "score differently; for the original's scores install spacy and run `python -m spacy download %s`",
+        problem,
         _MODELS[0],
     )
     return ContentWords()

@@ -15,6 +15,7 @@ __all__ = [
     "clicked",
     "episode_pages",
     "extract_task",
+    "is_item_page",
     "is_offered",
     "offered_actions",
     "page_lines",
@@ -131,6 +132,11 @@ def _parts(text: str) -> list[str]:
         return [part[1:-1] if part[:1] == part[-1:] == "'" else part for part in text.split(_SEP)]
     lines = (line for line in text.split("\n") if not line.startswith(_CLICKED_LINE))
     return [part for part in (_MARKS.sub("", line).strip() for line in lines) if part]
+
+
+def is_item_page(text: str) -> bool:
+    """Whether a page, as `page_text` returns it, has the button that buys: an item's own page, no sub-page of it."""
+    return "Buy Now" in _parts(text)
 
 
 def _kind(parts: Sequence[str], names: set[str]) -> PageKind:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from agent_system.environments.env_package.webshop.catalogue import Catalogue
     from agent_system.environments.env_package.webshop.data_files import DataFiles
 
 __all__ = ["main"]
@@ -25,7 +27,9 @@ whole, names the first thing wrong in them, and builds the search index that run
 """
 
 _PRODUCTS = {"items_shuffle_1000.json": 1_000, "items_shuffle.json": 1_181_436}
-_HUMAN_GOALS = 12_087
+# Goals of the published files, where known, by the file of products.
+_SYNTHETIC_GOALS = {"items_shuffle_1000.json": 6_910}
+_HUMAN_GOALS = {"items_shuffle_1000.json": 13, "items_shuffle.json": 12_087}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,27 +57,51 @@ def _check(data_dir: str | None, small: bool) -> int:
     from agent_system.environments.env_package.webshop.catalogue import Catalogue
     from agent_system.environments.env_package.webshop.data_files import locate
     from agent_system.environments.env_package.webshop.goals import GoalSet
-    from verl.utils.errors import UserError
 
     files = locate(data_dir, small)
     catalogue = Catalogue.load(files.folder, small=small)
-    expected = None if files.generated else _PRODUCTS[files.products.name]
-    if expected is not None and len(catalogue) != expected:
-        raise UserError(
-            f"{files.products} holds {len(catalogue)} usable products where the published file has {expected}: it was "
-            "cut short or made otherwise; get it again."
-        )
+    _compare(files, files.products, len(catalogue), "usable products", _PRODUCTS)
+    _check_attributes(files, catalogue)
     _report(files, f"{len(catalogue)} products, hash {catalogue.hash[:16]}, nouns from {catalogue.nouns.name}")
     if not files.generated:
         synthetic = GoalSet.load(catalogue, human_goals=False)
+        _compare(files, files.attributes, len(synthetic), "synthetic goals", _SYNTHETIC_GOALS)
         sys.stdout.write(f"synthetic goals: {len(synthetic)}\n")
     if files.human.is_file():
         human = GoalSet.load(catalogue, human_goals=True)
-        note = f" (the published file has {_HUMAN_GOALS} for all products)" if not files.generated else ""
-        sys.stdout.write(f"human goals for these products: {len(human)}{note}\n")
+        _compare(files, files.human, len(human), "goals for these products", _HUMAN_GOALS)
+        sys.stdout.write(f"human goals for these products: {len(human)}\n")
     else:
         sys.stdout.write(f"human goals: {files.human.name} is not there; human_goals=True will not work\n")
     return 0
+
+
+def _compare(files: DataFiles, path: Path, found: int, things: str, published: Mapping[str, int]) -> None:
+    """UserError when a file of WebShop's own has another number of things than the published one."""
+    from verl.utils.errors import UserError
+
+    expected = None if files.generated else published.get(files.products.name)
+    if expected is not None and found != expected:
+        raise UserError(
+            f"{path} holds {found} {things} where the published file has {expected}: it was cut short or made "
+            "otherwise; get it again."
+        )
+
+
+def _check_attributes(files: DataFiles, catalogue: Catalogue) -> None:
+    """Every product of the small set and of a generated shop has an entry of attributes; those of the full set need
+    none, the shop then gives them a placeholder."""
+    from agent_system.environments.env_package.webshop.products import DUMMY_ATTRIBUTE
+    from verl.utils.errors import UserError
+
+    products = map(catalogue.product, range(len(catalogue)))
+    missing = [product.asin for product in products if product.attributes == (DUMMY_ATTRIBUTE,)]
+    if not missing:
+        return
+    text = f"{files.attributes} has no entry for {len(missing)} of {len(catalogue)} products (the first: {missing[0]})"
+    if files.generated or files.products.name in _SYNTHETIC_GOALS:
+        raise UserError(f"{text}: it was cut short or belongs to other products; get it again.")
+    sys.stdout.write(f"{text}\n")
 
 
 def _report(files: DataFiles, summary: str) -> None:

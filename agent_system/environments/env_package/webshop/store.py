@@ -3,9 +3,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
+import shutil
+import tempfile
+import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +27,10 @@ __all__ = ["RecordWriter", "Records", "map_array", "open_or_build", "read_meta",
 logger = logging.getLogger(__name__)
 
 _META = "meta.json"
+# A file is summed whole up to _BLOCKS * _BLOCK bytes (64 MiB); of a larger one, so many blocks from start to end, so
+# that opening a shop of gigabytes does not read what mapping it leaves on the disk.
+_BLOCK = 1 << 20
+_BLOCKS = 64
 
 
 class Records:
@@ -74,39 +85,88 @@ def map_array(folder: Path, name: str) -> NDArray[Any]:
 
 
 def write_meta(folder: Path, meta: Mapping[str, Any]) -> None:
-    """Write the folder's description; the last thing to be written, as it records the sizes of the other files."""
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    (folder / _META).write_text(json.dumps({**meta, "sizes": sizes}, indent=1) + "\n", encoding="utf-8")
+    """Write the folder's description; the last thing to be written, as it records sizes and sums of the files."""
+    record = {**meta, "files": {path.name: _state(path) for path in sorted(folder.iterdir())}}
+    text = json.dumps({"meta": record, "sum": _sum_of_meta(record)}, indent=1)
+    (folder / _META).write_text(text + "\n", encoding="utf-8")
 
 
 def read_meta(folder: Path) -> dict[str, Any] | None:
-    """The folder's description; None when the folder is absent or not whole."""
+    """The folder's description; None when the folder is absent or damaged.
+
+    Files of up to 64 MiB are read whole, once per process; of larger ones, 64 blocks of 1 MiB.
+    """
     try:
-        meta = json.loads((folder / _META).read_bytes())
-        whole = all((folder / name).stat().st_size == size for name, size in meta["sizes"].items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = json.loads((folder / _META).read_bytes())
+        meta: dict[str, Any] = found["meta"]
+        whole = found["sum"] == _sum_of_meta(meta)
+        whole = whole and all(_state(folder / name) == state for name, state in meta["files"].items())
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return meta if whole else None
+
+
+def _sum_of_meta(meta: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(meta, sort_keys=True).encode("ascii"))
+
+
+def _state(path: Path) -> list[int]:
+    """Size in bytes and checksum."""
+    status = path.stat()
+    return [status.st_size, _checksum(path, status.st_size, status.st_mtime_ns)]
+
+
+@lru_cache(maxsize=256)
+def _checksum(path: Path, size: int, modified: int) -> int:
+    """CRC-32, once per process for a file that keeps its size and time."""
+    last = max(size - _BLOCK, 0)
+    starts = range(0, size, _BLOCK) if size <= _BLOCKS * _BLOCK else np.linspace(0, last, _BLOCKS, dtype=int).tolist()
+    checksum = 0
+    with path.open("rb") as file:
+        for start in starts:
+            file.seek(start)
+            checksum = zlib.crc32(file.read(_BLOCK), checksum)
+    return checksum
+
+
+def _discard(folder: Path) -> None:
+    """Remove a damaged folder before the build; one that another process has built in the meantime stays.
+
+    Who holds the lock sees either the damaged folder, which nothing but a discard takes away, or none, or a whole one.
+    """
+    parent = os.open(folder.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # file systems that cannot lock a folder: the race is a matter of milliseconds
+            fcntl.flock(parent, fcntl.LOCK_EX)
+        if folder.exists() and read_meta(folder) is None:
+            aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-{os.getpid()}-", dir=folder.parent))
+            os.replace(folder, aside / folder.name)
+            shutil.rmtree(aside)
+    finally:
+        os.close(parent)
 
 
 def open_or_build(folder: Path, build: Callable[[Path], None]) -> dict[str, Any]:
     """The description of a compiled folder, which is built when it is absent or damaged.
 
     Several processes may do this at once: each builds for itself and the first to finish wins; a reader never sees
-    a part of a folder.
+    a part of a folder, nor does a whole one vanish.
 
     Raises:
         UserError: the folder cannot be written, or `build` raises it.
     """
+    existed = folder.exists()
     meta = read_meta(folder)
     if meta is not None:
         return meta
-    remove_leftovers(folder)
-    damaged = folder.exists()
-    if damaged:
+    if existed:
+        # It appears whole, so that what was there before the look and is not whole will never be.
         logger.warning("%s is damaged and is built again", folder)
     try:
-        with atomic_dir(folder, overwrite=damaged) as place:
+        remove_leftovers(folder)
+        if existed:
+            _discard(folder)
+        with atomic_dir(folder) as place:
             build(place)
     except OSError as error:
         # Another process may have put the same folder there in the meantime.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import numpy as np
 
@@ -38,6 +38,11 @@ FIXED_SEED = 233
 LEGACY_VAL_GOALS = 500
 """The reference validates on goals 0 to 499 and trains on the rest."""
 
+_OptionMatch = Literal["upstream", "fixed"]
+
+_SHOPS_KEPT = 1024
+"""Per process: in the reference's order each group of a batch has a shop of its own."""
+
 _WAY_OUT = "set --data-dir (or WEBSHOP_DATA) to the folder of the shop that was played"
 
 
@@ -50,9 +55,22 @@ class ShopSettings:
     small: bool = True
     human_goals: bool = False
     """Goals people wrote. A generated shop has one kind of goals only."""
-    option_match: Literal["upstream", "fixed"] = "upstream"
+    option_match: _OptionMatch = "upstream"
     seed: int = FIXED_SEED
     """Of goal order and prices; other than the default only for the reference's order."""
+
+    def __post_init__(self) -> None:
+        """Settings come from records, too.
+
+        Raises:
+            UserError: a value of another type.
+        """
+        for name, kind in (("small", bool), ("human_goals", bool), ("seed", int)):
+            value = self.as_task()[name]
+            if type(value) is not kind:
+                raise UserError(f"{name}={value!r} of a WebShop shop is no {kind.__name__}.")
+        if self.option_match not in get_args(_OptionMatch):
+            raise UserError(f"option_match={self.option_match!r} of a WebShop shop: choose upstream or fixed.")
 
     def as_task(self) -> dict[str, Any]:
         """The part that a task record keeps: everything but the place of the files. JSON types."""
@@ -79,6 +97,7 @@ class Shop:
             "catalogue_hash": self.catalogue.hash,
             "goal_index": int(index),
             "goal_asin": goal.asin,
+            "goal_hash": self.goals.hash,
             "goal_set": self.settings.as_task(),
             "instruction": goal.instruction_text,
             "task_type": goal.category or "unknown",
@@ -89,7 +108,7 @@ class Shop:
         """The goal number of a task of this shop.
 
         Raises:
-            UserError: the task belongs to another shop, or names no goal.
+            UserError: the task belongs to another shop or other goals, or names no goal.
         """
         index = task.get("goal_index")
         if not isinstance(index, int) or isinstance(index, bool):
@@ -100,10 +119,16 @@ class Shop:
                 f"the shop in {self.catalogue.data_dir} is not the one that was played (its hash is "
                 f"{self.catalogue.hash[:16]}, the task says {str(expected)[:16]}); {_WAY_OUT}."
             )
-        if not 0 <= index < len(self.goals) or self.goals[index].asin != task.get("goal_asin"):
+        # Attributes, options and prices of a goal can differ where its words do not. Early records lack the hash.
+        same = task.get("goal_hash", self.goals.hash) == self.goals.hash and 0 <= index < len(self.goals)
+        if same:
+            goal = self.goals[index]
+            same = (goal.asin, goal.instruction_text) == (task.get("goal_asin"), task.get("instruction"))
+        if not same:
             raise UserError(
                 f"goal {index} of the shop in {self.catalogue.data_dir} is not the one that was played "
-                f"({task.get('goal_asin')}): the goals are in another order; {_WAY_OUT}."
+                f"({task.get('goal_asin')}: {str(task.get('instruction'))[:60]!r}): the products are the same, the "
+                f"goals ({self.catalogue.files.human.name}) are not; {_WAY_OUT}."
             )
         return index
 
@@ -112,7 +137,7 @@ class Shop:
         return self.goals.metadata()
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=_SHOPS_KEPT)
 def open_shop(settings: ShopSettings) -> Shop:
     """Load a shop once per process and settings; shops of one folder share the catalogue.
 
@@ -144,7 +169,7 @@ def shop_of_task(task: Mapping[str, Any], data_dir: str | Path | None) -> Shop:
         raise UserError("the record's task has no `goal_set`; it is no WebShop task and cannot be rebuilt.")
     try:
         settings = ShopSettings(data_dir=None if data_dir is None else str(data_dir), **goal_set)
-    except TypeError as error:
+    except (TypeError, UserError) as error:
         raise UserError(f"the record's `goal_set` {goal_set} cannot be read ({error}).") from error
     return open_shop(settings)
 
