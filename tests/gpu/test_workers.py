@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.streams import assert_equal_rows, named, stream
 from tests.helpers.tiny import make_tiny_model
 from tests.verl.workers import reference_update as written_out
 from tests.verl.workers.support import (
@@ -148,6 +149,30 @@ def test_generation_and_log_probs_agree(tiny_model_dir: Path) -> None:
     mask = batch.batch["attention_mask"][:, -RESPONSE_LENGTH:].bool()
     difference = group.compute_log_prob(batch).batch["old_log_probs"] - batch.batch["rollout_log_probs"]
     assert float(difference[mask].abs().max()) < 1e-3
+
+
+def test_rows_that_join_sample_what_they_sample_together(tiny_model_dir: Path) -> None:
+    group = group_on_device(tiny_model_dir, fsdp_config=OFFLOAD["none"])
+    prompts = prompt_batch(tiny_model_dir, repeat=2)
+    with rollout_session(group, 1):
+        whole = group.generate_sequences(prompts)
+        ended, counts = stream(group.worker.rollout, named(prompts, 0.25), [1, 5, 0, 7, 3])
+    assert_equal_rows(ended, whole)
+    assert sum(counts) == len(whole)
+
+
+def test_a_bfloat16_engine_passes_the_probe_and_samples_from_the_policy(tiny_model_dir: Path) -> None:
+    config = worker_config(tiny_model_dir, actor={"strategy": "fsdp2", "ppo_mini_batch_size": 4})
+    group = make_group(replace(config, rollout=replace(config.rollout, dtype="bfloat16")), "actor_rollout", DEVICE)
+    assert group.worker.rollout.dtype == torch.bfloat16
+    for version in (1, 2):
+        with rollout_session(group, version):
+            batch = group.generate_sequences(prompt_batch(tiny_model_dir, repeat=2))
+        batch.meta_info["temperature"] = 1.0
+        mask = batch.batch["attention_mask"][:, -RESPONSE_LENGTH:].bool()
+        difference = group.compute_log_prob(batch).batch["old_log_probs"] - batch.batch["rollout_log_probs"]
+        assert float(difference[mask].abs().mean()) < 0.05
+        group.update_actor(training_batch(8, tiny_model_dir))
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
