@@ -9,7 +9,7 @@ from agent_system.environments.env_package.alfworld.belief import Belief, parse_
 from agent_system.environments.env_package.alfworld.game import AlfworldGame, Info
 from agent_system.environments.env_package.alfworld.homes import CLOSED_HOMES, likely_homes
 from agent_system.environments.env_package.alfworld.oracle import NoPlanError, Oracle
-from agent_system.environments.expert import ExpertAction, check_rates
+from agent_system.environments.expert import Distractions, ExpertAction
 from verl.utils.errors import UserError
 
 __all__ = ["ExpertAction", "Explorer", "NoPlanError", "Oracle"]
@@ -49,11 +49,9 @@ class Explorer:
         error_rate: float = 0.0,
         max_steps: int = 50,
     ) -> None:
-        check_rates(detour_rate, error_rate)
         self._game = game
         self._rng = rng
-        self._rates = (detour_rate, error_rate)
-        self._distracted_steps = int(max_steps * _DISTRACTED_SHARE)
+        self._distractions = Distractions(rng, detour_rate, error_rate, int(max_steps * _DISTRACTED_SHARE))
         self._step = 0
         self._last_action = ""
         self._return = ""  # the command that puts back what a detour took
@@ -91,14 +89,11 @@ class Explorer:
             command, self._return = self._return, ""
             if command in self._admissible:
                 return ExpertAction(command, "put it back", "detour")
-        detour_rate, error_rate = self._rates
-        if self._step < self._distracted_steps:
-            # One draw for both, so that a rate of 0 leaves the other choices as they are.
-            draw = self._rng.random() if detour_rate or error_rate else 1.0
-            if draw < error_rate:
-                return self._mistake()
-            if draw < error_rate + detour_rate:
-                return self._detour()
+        kind = self._distractions.kind(self._step)
+        if kind == "mistake":
+            return self._mistake()
+        if kind == "detour":
+            return self._detour()
         action, thought = self._plan()
         return ExpertAction(action, thought, "plan")
 

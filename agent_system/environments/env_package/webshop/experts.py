@@ -20,7 +20,7 @@ from agent_system.environments.env_package.webshop.pages import (
 )
 from agent_system.environments.env_package.webshop.request import best_value, parse_request, price_bounds, tokens
 from agent_system.environments.env_package.webshop.session import Info, WebShopSession
-from agent_system.environments.expert import ExpertAction, check_rates
+from agent_system.environments.expert import Distractions, ExpertAction
 
 __all__ = ["ExpertAction", "WebShopExplorer"]
 
@@ -76,10 +76,9 @@ class WebShopExplorer:
         error_rate: float = 0.0,
         max_steps: int = 15,
     ) -> None:
-        check_rates(detour_rate, error_rate)
         self._session = session
         self._rng = rng
-        self._rates = (detour_rate, error_rate)
+        self._distractions = Distractions(rng, detour_rate, error_rate, int(max_steps * _DISTRACTED_SHARE))
         self._max_steps = max_steps
         self._step = 0
         self._products: dict[str, _Known] = {}
@@ -161,14 +160,11 @@ class WebShopExplorer:
     # -- what kind of step --------------------------------------------------------------------------------------
 
     def _choose(self) -> ExpertAction:
-        detour_rate, error_rate = self._rates
-        if self._step < int(self._max_steps * _DISTRACTED_SHARE):
-            # One draw for both, so that a rate of 0 leaves the other choices as they are.
-            draw = self._rng.random() if detour_rate or error_rate else 1.0
-            if draw < error_rate:
-                return self._mistake()
-            if draw < error_rate + detour_rate:
-                return self._detour()
+        kind = self._distractions.kind(self._step)
+        if kind == "mistake":
+            return self._mistake()
+        if kind == "detour":
+            return self._detour()
         action, thought = self._plan()
         return ExpertAction(action, thought, "plan")
 
