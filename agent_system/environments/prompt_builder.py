@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from agent_system.memory.memory import format_action_history
 from verl.utils.errors import UserError
 
 __all__ = ["STYLES", "PromptBuilder", "Turn"]
@@ -70,3 +71,14 @@ class PromptBuilder(ABC):
     @abstractmethod
     def compact(self, task: str, history: Sequence[Turn], shown: int, obs: str, admissible: Sequence[str]) -> str:
         """The message without instructions, and the last `shown` turns of the history."""
+
+    @staticmethod
+    def history_fields(task: str, history: Sequence[Turn], shown: int) -> dict[str, Any]:
+        """What the templates with a history say of it: task, steps taken, the turns shown, number of this step."""
+        return {
+            "task_description": task,
+            "step_count": len(history),
+            "history_length": shown,
+            "action_history": format_action_history(history, shown),
+            "current_step": len(history) + 1,
+        }

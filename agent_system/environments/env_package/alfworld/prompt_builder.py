@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from agent_system.environments.prompt_builder import PromptBuilder, Turn
 from agent_system.environments.prompts.alfworld import ALFWORLD_TEMPLATE, ALFWORLD_TEMPLATE_NO_HIS
-from agent_system.memory.memory import format_action_history
 
 __all__ = ["TASK_MARKER", "AlfworldPromptBuilder", "extract_task", "unvisited_first"]
 
@@ -62,11 +61,7 @@ class AlfworldPromptBuilder(PromptBuilder):
             current = obs if TASK_MARKER in obs else f"{TASK_MARKER}{task}\n\n{obs}"
             return ALFWORLD_TEMPLATE_NO_HIS.format(current_observation=current, admissible_actions=admissible_actions)
         return ALFWORLD_TEMPLATE.format(
-            task_description=task,
-            step_count=len(history),
-            history_length=shown,
-            action_history=format_action_history(history, shown),
-            current_step=len(history) + 1,
+            **self.history_fields(task, history, shown),
             current_observation=obs,
             admissible_actions=admissible_actions,
         )

@@ -15,7 +15,6 @@ from agent_system.environments.env_package.webshop.pages import (
 )
 from agent_system.environments.prompt_builder import PromptBuilder, Turn
 from agent_system.environments.prompts.webshop import WEBSHOP_TEMPLATE, WEBSHOP_TEMPLATE_NO_HIS
-from agent_system.memory.memory import format_action_history
 
 __all__ = ["WebshopPromptBuilder"]
 
@@ -45,11 +44,7 @@ class WebshopPromptBuilder(PromptBuilder):
                 task_description=task, current_observation=obs, available_actions=available_actions
             )
         return WEBSHOP_TEMPLATE.format(
-            task_description=task,
-            step_count=len(history),
-            history_length=shown,
-            action_history=format_action_history(history, shown),
-            current_step=len(history) + 1,
+            **self.history_fields(task, history, shown),
             current_observation=obs,
             available_actions=available_actions,
         )
