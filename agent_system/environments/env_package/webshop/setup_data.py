@@ -57,8 +57,14 @@ def _check(data_dir: str | None, small: bool) -> int:
     from agent_system.environments.env_package.webshop.catalogue import Catalogue
     from agent_system.environments.env_package.webshop.data_files import locate
     from agent_system.environments.env_package.webshop.goals import GoalSet
+    from verl.utils.errors import UserError
 
-    files = locate(data_dir, small)
+    try:
+        files = locate(data_dir, small)
+    except UserError:
+        # Its message sends readers here: they need the list.
+        sys.stderr.write(f"{_HELP}\n")
+        raise
     catalogue = Catalogue.load(files.folder, small=small)
     _compare(files, files.products, len(catalogue), "usable products", _PRODUCTS)
     _check_attributes(files, catalogue)
