@@ -457,7 +457,7 @@ def test_scripts_pass_model_options_and_overrides_on(env: str, tmp_path: Path) -
     assert words[words.index("--env") + 1] == env and words[words.index("--model") + 1] == "some/model"
     assert words[words.index("--base-url") + 1] == "https://h/v1"
     assert words[-3:] == ["--episodes", "3", "env.max_steps=2"]
-    assert f"bash examples/prompt_agent/run_{env}.sh MODEL" in run("--help")
+    assert f"bash examples/prompt_agent/run_{env}.sh [MODEL]" in run("--help")
 
 
 def test_help_imports_nothing_heavy() -> None:

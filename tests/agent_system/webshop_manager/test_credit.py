@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections import Counter
@@ -155,8 +156,43 @@ def test_scripts_say_how_to_call_them(name: str) -> None:
     script = next((ROOT / "agent_system" / "step_discriminator").rglob(name))
     shown = subprocess.run(["bash", str(script), "--help"], capture_output=True, text=True, check=True).stdout
     assert "OUT_DIR" in shown and "WebShop" in shown and "alfworld" not in shown.lower() and "source " not in shown
-    wrong = subprocess.run(["bash", str(script), "NAME"], capture_output=True, text=True, check=False)
-    assert wrong.returncode == 2 and wrong.stderr.startswith("error: ")
+    for word in ("NAME", "NAME=value"):
+        wrong = subprocess.run(["bash", str(script), word], capture_output=True, text=True, check=False)
+        assert wrong.returncode == 2 and wrong.stderr.startswith("error: ") and word in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["LABEL_SOURCE=minimal"], "LABEL_SOURCE=minimal needs MODE=minimal"),
+        (["MODE=shortest"], "MODE='shortest'"),
+        (["NUM=many"], "NUM='many'"),
+        (["NUM=0"], "NUM='0'"),
+    ],
+)
+def test_stage_1_script_refuses_before_it_collects(arguments: list[str], expected: str, tmp_path: Path) -> None:
+    script = ROOT / "agent_system/step_discriminator/trajectory_analyzer/run_credit_analysis_webshop.sh"
+    words = [*arguments, f"DATA_DIR={tmp_path}/shop", "GENERATE=40", f"OUT_DIR={tmp_path}/out"]
+    wrong = subprocess.run(["bash", str(script), *words], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2 and wrong.stderr.startswith("error: ") and expected in wrong.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_install_scripts_explain_themselves_and_leave_links_alone(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+
+    def run(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+        script = str(ROOT / "requirements" / name)
+        environment = {**os.environ, "VENV": str(link)}
+        return subprocess.run(["bash", script, *words], capture_output=True, text=True, check=False, env=environment)
+
+    for name in ("install_cpu.sh", "install_vllm_cpu.sh"):
+        assert run(name, "--help").returncode == 0 and f"requirements/{name}" in run(name, "--help").stdout
+        assert "unknown argument 'now'" in run(name, "now").stderr and run(name, "now").returncode == 2
+        assert run(name).returncode == 2 and "is a link" in run(name).stderr
+    assert not list(real.iterdir())
 
 
 def test_stage_1_script_generates_collects_and_analyses(tmp_path: Path) -> None:
