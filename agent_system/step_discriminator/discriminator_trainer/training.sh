@@ -12,7 +12,7 @@ for argument in "$@"; do
     MODEL=* | OUT_DIR=* | MAX_LENGTH=* | VAL_SHARE=* | BALANCE=* | LABEL_SOURCE=* | THRESHOLD=* | NPROC=* | DEVICE=* | SEED=* | PYTHON=*)
       printf -v "${argument%%=*}" '%s' "${argument#*=}"
       ;;
-    [A-Z]*=*)
+    [[:upper:]]*=*)
       echo "error: unknown argument '$argument'; see -h for the names." >&2
       exit 2
       ;;
